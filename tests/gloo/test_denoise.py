@@ -1,0 +1,228 @@
+"""The whole denoising loop over real ranks: every row of the comparison table that needs no GPU.
+
+A pass means: real ranks equal virtual ranks bit for bit, in latents and in every payload received;
+ulysses equals one rank bit for bit; tensor equals one rank to 1e-12 in fp64, and is as far from fp32 as one
+rank is in bf16. Run it with: pytest -m gloo tests/gloo/test_denoise.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from h3core.config import TINY
+from h3core.packing import PackedSequence
+from h3core.partition import split
+from h3core.qualify.compare import ErrorBudget, Identical, RelativeRows, compare, equal_facts
+from h3core.qualify.invariance import probe
+from h3core.qualify.loop import Case, Outcome, real_ranks, virtual_ranks
+from h3core.qualify.traffic import expected_bytes
+from h3core.ranks import RankPool
+from tests.gloo.conftest import (
+    AUDIO_HEAVY,
+    BUDGET,
+    MIXED,
+    TEXT_HEAVY,
+    WIDE,
+    Checkpoints,
+    Sequence,
+    four_a_rank,
+    smallest,
+)
+
+pytestmark = pytest.mark.gloo
+
+MODES = ("ulysses", "tensor")
+
+
+def case(checkpoint: str, mode: str, sequence: Sequence, evaluations: int = 4, **options) -> Case:
+    return Case(checkpoint, mode, sequence.latents, sequence.text, evaluations, **options)
+
+
+def cases(checkpoints: Checkpoints, world: int, mode: str) -> dict[str, Case]:
+    """What is run at one world in one mode; each of them is also run on virtual ranks."""
+    fp32 = torch.float32
+    table = {
+        "nvfp4 bf16": case(checkpoints.nvfp4, mode, MIXED),
+        "nvfp4 bf16 audio-heavy": case(checkpoints.nvfp4, mode, AUDIO_HEAVY),
+        "nvfp4 bf16 text-heavy": case(checkpoints.nvfp4, mode, TEXT_HEAVY),
+        "nvfp4 fp32, 12 evaluations": case(checkpoints.nvfp4, mode, MIXED, 12, dtype=fp32),
+        "nvfp4 w4a4": case(checkpoints.nvfp4, mode, MIXED, linear="w4a4"),
+        "bf16": case(checkpoints.bf16, mode, MIXED),
+        "bf16 math attention": case(checkpoints.bf16, mode, MIXED, 1, attention="math"),
+        "full AdaLN": case(checkpoints.diffusers, mode, MIXED),
+        "full AdaLN fp32": case(checkpoints.diffusers, mode, AUDIO_HEAVY, dtype=fp32),
+        "one row a rank": case(checkpoints.nvfp4, mode, smallest(world), 2),
+        "one row a rank fp32": case(checkpoints.nvfp4, mode, smallest(world), 2, dtype=fp32),
+        "four rows a rank": case(checkpoints.nvfp4, mode, four_a_rank(world), 2),
+        "56 heads": case(checkpoints.wide, mode, MIXED, 2),
+    }
+    if mode == "tensor":
+        table["fp32 partials"] = case(checkpoints.nvfp4, mode, MIXED, reduce_dtype="fp32")
+    return table
+
+
+@pytest.fixture(scope="module")
+def run_real(pool, checkpoints, world):
+    """Outcomes of all cases over the pool, per mode, once a world."""
+    return {
+        mode: dict(zip(table, zip(*pool.run(real_ranks, list(table.values())), strict=True), strict=True))
+        for mode in MODES
+        for table in [cases(checkpoints, world, mode)]
+    }
+
+
+@pytest.fixture(scope="module")
+def run_virtual_ranks(checkpoints, world):
+    """The same over virtual ranks, in a fresh process per mode: no earlier run decides for it."""
+    outcomes = {}
+    for mode in MODES:
+        table = cases(checkpoints, world, mode)
+        with RankPool(1) as alone:
+            (per_case,) = alone.run(virtual_ranks, world, list(table.values()))
+        outcomes[mode] = dict(zip(table, per_case, strict=True))
+    return outcomes
+
+
+@pytest.fixture(scope="session")
+def one_rank():
+    """Outcomes of one rank in mode single, each distinct case once."""
+    seen: dict[Case, Outcome] = {}
+    with RankPool(1) as alone:
+
+        def run(wanted: Case) -> Outcome:
+            key = replace(wanted, mode="single")
+            if key not in seen:
+                ((seen[key],),) = alone.run(real_ranks, [key])
+            return seen[key]
+
+        yield run
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_real_ranks_equal_virtual_ranks_bit_for_bit(run_real, run_virtual_ranks, world, mode, record):
+    for name, outcomes in run_real[mode].items():
+        for real, virtual in zip(outcomes, run_virtual_ranks[mode][name], strict=True):
+            label = f"{name}, rank {real.rank} of {world}"
+            record(compare(f"video latents, {label}", real.video, virtual.video, Identical()))
+            record(compare(f"audio latents, {label}", real.audio, virtual.audio, Identical()))
+            received = {phase: facts["received_digest"] for phase, facts in real.phases.items()}
+            expected = {phase: facts["received_digest"] for phase, facts in virtual.phases.items()}
+            record(equal_facts(f"digests of received payloads, {label}", received, expected))
+
+
+def test_row_invariance_holds_at_the_shapes_of_this_tier(world, record, note):
+    lines = []
+    with RankPool(1) as alone:
+        for name, sequence in (("mixed", MIXED), ("text-heavy", TEXT_HEAVY), ("four a rank", four_a_rank(world))):
+            packed = PackedSequence.build(sequence.latents, sequence.text, TINY.patch_size)
+            for dtype in (torch.float32, torch.bfloat16):
+                (results,) = alone.run(probe_task, packed.rows, [split(packed.rows, world)], dtype)
+                for found in results:
+                    lines.append(f"world {world}, {name}, {str(dtype)[6:]}: {found.describe()}")
+                    record(equal_facts(lines[-1], (found.operation, found.broken), (found.operation, ())))
+    note("row-invariance", lines)
+
+
+def probe_task(rank, rows, parts, dtype):
+    return probe(TINY, rows, parts, dtype=dtype, device=rank.device)
+
+
+def test_ulysses_latents_equal_one_rank_bit_for_bit(run_real, one_rank, checkpoints, world, record):
+    for name, wanted in cases(checkpoints, world, "ulysses").items():
+        single = one_rank(wanted)
+        for outcome in run_real["ulysses"][name]:
+            label = f"{name}, rank {outcome.rank} of {world}"
+            record(compare(f"video latents, {label}", outcome.video, single.video, Identical()))
+            record(compare(f"audio latents, {label}", outcome.audio, single.audio, Identical()))
+
+
+@pytest.mark.parametrize("checkpoint", ["nvfp4", "bf16", "diffusers", "wide"])
+def test_tensor_latents_equal_one_rank_in_fp64(pool, one_rank, checkpoints, world, checkpoint, record):
+    demand = RelativeRows(1e-12, "fp64 sums in another order; a logic error is orders of magnitude larger")
+    wanted = case(getattr(checkpoints, checkpoint), "tensor", MIXED, 2, dtype=torch.float64)
+    single = one_rank(wanted)
+    for (outcome,) in pool.run(real_ranks, [wanted]):
+        label = f"{checkpoint}, rank {outcome.rank} of {world}"
+        record(compare(f"video latents, {label}", outcome.video, single.video, demand))
+        record(compare(f"audio latents, {label}", outcome.audio, single.audio, demand))
+
+
+@pytest.mark.parametrize("checkpoint", ["nvfp4", "bf16"])
+@pytest.mark.parametrize("reduce_dtype", ["activation", "fp32"])
+def test_tensor_velocities_stay_within_the_error_budget(
+    pool, one_rank, checkpoints, world, checkpoint, reduce_dtype, record, note
+):
+    path = getattr(checkpoints, checkpoint)
+    wanted = case(path, "tensor", BUDGET, 4, keep_velocities=(0, 2, 3))
+    single = one_rank(replace(wanted, reduce_dtype="activation"))
+    feed = tuple(single.trajectory[index] for index in wanted.keep_velocities)
+    reference = one_rank_fed(one_rank, replace(wanted, mode="single", dtype=torch.float32), feed)
+    ((outcome,), *_) = pool.run(real_ranks, [replace(wanted, feed=feed, reduce_dtype=reduce_dtype)])
+    for index in wanted.keep_velocities:
+        for modality, part, high in (("video", 0, 1.05), ("audio", 1, 1.10)):
+            evidence = compare(
+                f"{modality} velocity, evaluation {index}, {checkpoint}, {reduce_dtype} partials, world {world}",
+                outcome.velocities[index][part],
+                single.velocities[index][part],
+                ErrorBudget(reference.velocities[index][part], 0.90, high),
+            )
+            record(evidence)
+            figures = ", ".join(f"{key} {value:.3f}" for key, value in evidence.measured.items())
+            note("error budget, tensor against one rank in bf16", [f"{evidence.what}: {figures}"])
+
+
+def one_rank_fed(one_rank, wanted: Case, feed) -> Outcome:
+    with RankPool(1) as alone:
+        ((outcome,),) = alone.run(real_ranks, [replace(wanted, feed=feed)])
+    return outcome
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_counted_bytes_equal_the_formula(run_real, checkpoints, world, mode, record):
+    for name, wanted in cases(checkpoints, world, mode).items():
+        config = WIDE if name == "56 heads" else TINY
+        sequence = PackedSequence.build(wanted.latents, wanted.text_rows, config.patch_size)
+        for outcome in run_real[mode][name]:
+            expected = expected_bytes(
+                mode,
+                config,
+                sequence,
+                world,
+                outcome.rank,
+                wanted.evaluations,
+                itemsize=wanted.dtype.itemsize,
+                reduce_itemsize=4 if wanted.reduce_dtype == "fp32" else None,
+            )
+            counted = {phase: facts["bytes_sent"] for phase, facts in outcome.phases.items()}
+            if wanted.linear == "w4a4":  # one scalar a linear whose input is dealt over ranks
+                scalars = counted.pop("amax")
+                linears = {"ulysses": 4, "tensor": 2}[mode] * config.num_layers * wanted.evaluations
+                record(equal_facts(f"amax bytes, {name}", scalars, linears * (world - 1) * wanted.dtype.itemsize))
+            record(equal_facts(f"bytes sent, {name}, rank {outcome.rank} of {world}", counted, expected))
+
+
+def test_tensor_shards_are_smaller_than_the_whole(run_real, one_rank, checkpoints, world, record):
+    wanted = cases(checkpoints, world, "tensor")["nvfp4 bf16"]
+    whole = one_rank(wanted).held_bytes
+    held = [outcome.held_bytes for outcome in run_real["tensor"]["nvfp4 bf16"]]
+    blocks = block_bytes(checkpoints.nvfp4)
+    replicated = whole - blocks
+    record(equal_facts("block bytes over all ranks", sum(h - replicated for h in held), blocks + scalar_copies(world)))
+    assert max(held) < whole
+
+
+def block_bytes(path: str) -> int:
+    from h3core.checkpoint import DenoiserReader
+    from h3core.weights import held_bytes
+
+    return sum(
+        held_bytes(b.attn.qkv) + held_bytes(b.attn.out) + held_bytes(b.mlp) for b in DenoiserReader(path).load().blocks
+    )
+
+
+def scalar_copies(world: int) -> int:
+    """scale_2, four bytes for each of four linears a block, is held by every rank."""
+    return (world - 1) * 4 * 4 * TINY.num_layers
