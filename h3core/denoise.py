@@ -1,8 +1,8 @@
-"""The denoising loop: own rows in, own rows out, nothing gathered between steps."""
+"""The denoising loop: own rows in, own rows out, gathered once at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,32 +15,13 @@ from h3core.schedule import Schedules
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One evaluation of one rank: velocities and latents after the update, own rows, video and audio."""
+    """One evaluation of one rank, own rows: the latents it read, the velocities it predicted."""
 
     index: int
-    velocity_video: Tensor
-    velocity_audio: Tensor
     video: Tensor
     audio: Tensor
-
-
-def steps(
-    denoiser: Denoiser, sequence: PackedSequence, prompt_embeds: Tensor, noise: Noise, schedules: Schedules
-) -> Iterator[Step]:
-    """Run the loop, yielding after each evaluation. `noise` is that of the whole sequence; it is cut here.
-
-    Latents are fp32 on the denoiser's device (fp64 where it runs in fp64). Run it under `torch.inference_mode()`.
-    """
-    device = prompt_embeds.device
-    dtype = torch.promote_types(denoiser.dtype, torch.float32)
-    request = denoiser.begin(sequence, prompt_embeds)
-    video = noise.video[slice(*request.video)].to(device, dtype)
-    audio = noise.audio[slice(*request.audio)].to(device, dtype)
-    for index in range(len(schedules)):
-        v_video, v_audio = denoiser.velocity(request, video, audio, schedules.evaluation(index))
-        video = schedules.video.step(video, v_video, index)
-        audio = schedules.audio.step(audio, v_audio, index)
-        yield Step(index, v_video, v_audio, video, audio)
+    velocity_video: Tensor
+    velocity_audio: Tensor
 
 
 def denoise(
@@ -52,11 +33,21 @@ def denoise(
     *,
     on_step: Callable[[Step], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The final latent rows of the whole sequence, on every rank: video (rows, 96) and audio (rows, 32)."""
-    last = None
-    for last in steps(denoiser, sequence, prompt_embeds, noise, schedules):
+    """The final latent rows of the whole sequence, on every rank: video (rows, 96) and audio (rows, 32).
+
+    `prompt_embeds` (text rows, text_dim) lies on the denoiser's device; `noise` is that of the whole sequence and
+    is cut here. Latents are fp32 (fp64 where the denoiser runs in fp64). Run it under `torch.inference_mode()`.
+    """
+    device = prompt_embeds.device
+    dtype = torch.promote_types(denoiser.dtype, torch.float32)
+    request = denoiser.begin(sequence, prompt_embeds)
+    video = noise.video[slice(*request.video)].to(device, dtype)
+    audio = noise.audio[slice(*request.audio)].to(device, dtype)
+    for index in range(len(schedules)):
+        velocity_video, velocity_audio = denoiser.velocity(request, video, audio, schedules.evaluation(index))
+        step = Step(index, video, audio, velocity_video, velocity_audio)
+        video = schedules.video.step(video, velocity_video, index)
+        audio = schedules.audio.step(audio, velocity_audio, index)
         if on_step is not None:
-            on_step(last)
-    if last is None:
-        raise ValueError("schedules hold no evaluation")
-    return denoiser.mode.gather(last.video, sequence.video), denoiser.mode.gather(last.audio, sequence.audio)
+            on_step(step)
+    return denoiser.mode.gather(video, sequence.video), denoiser.mode.gather(audio, sequence.audio)

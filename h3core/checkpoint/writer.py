@@ -255,7 +255,7 @@ def _check_parent(out: Path) -> None:
     if not out.parent.is_dir():
         raise CheckpointError(f"output {out}: {out.parent} is not an existing folder; create it first")
     if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise CheckpointError(f"output {out}: folder {out.parent} is not writable; choose another, or change its rights")
+        raise CheckpointError(f"output {out}: folder {out.parent} is not writable; choose another")
 
 
 def _mode(path: Path) -> int | None:
@@ -322,7 +322,7 @@ def _raw(name: str, spec: TensorSpec, tensor: Tensor) -> memoryview:
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise CheckpointError(f"tensor {name}: got {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}")
     # NumPy knows neither bfloat16 nor float8; bytes it knows.
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().cpu().reshape(-1).view(torch.uint8)
     return flat.numpy().data
 
 

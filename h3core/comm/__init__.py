@@ -2,6 +2,6 @@
 
 from h3core.comm.base import Comm, PhaseStats
 from h3core.comm.process import ProcessGroupComm
-from h3core.comm.virtual import ThreadComm, run_virtual
+from h3core.comm.virtual import ThreadComm, alone, run_virtual
 
-__all__ = ["Comm", "PhaseStats", "ProcessGroupComm", "ThreadComm", "run_virtual"]
+__all__ = ["Comm", "PhaseStats", "ProcessGroupComm", "ThreadComm", "alone", "run_virtual"]

@@ -150,9 +150,7 @@ class Comm(ABC):
         digests = self._gather_bytes(plan.digest())
         if len(set(digests)) == 1:
             return
-        text = plan.describe().encode()
-        length = max(int.from_bytes(size, "big") for size in self._gather_bytes(len(text).to_bytes(8, "big")))
-        plans = [data.rstrip(b"\0").decode() for data in self._gather_bytes(text.ljust(length, b"\0"))]
+        plans = self.gather_text(plan.describe())
         holders: dict[str, list[int]] = {}
         for rank, other in enumerate(plans):
             holders.setdefault(other, []).append(rank)
@@ -161,13 +159,13 @@ class Comm(ABC):
             f"ranks disagree on the split plan:\n{lines}\nstart every rank with the same geometry, prompt and config"
         )
 
-    def agree(self, problem: str | None) -> list[str | None]:
-        """Each rank's `problem` (None: it has none), so that one rank's error ends all of them, not a hang."""
-        text = (problem or "").encode()
-        length = max(int.from_bytes(size, "big") for size in self._gather_bytes(len(text).to_bytes(8, "big")))
+    def gather_text(self, text: str) -> list[str]:
+        """Each rank's text, on every rank: problems before a start, facts after an end."""
+        data = text.encode()
+        length = max(int.from_bytes(size, "big") for size in self._gather_bytes(len(data).to_bytes(8, "big")))
         if not length:
-            return [None] * self.world
-        return [data.rstrip(b"\0").decode() or None for data in self._gather_bytes(text.ljust(length, b"\0"))]
+            return [""] * self.world
+        return [other.rstrip(b"\0").decode() for other in self._gather_bytes(data.ljust(length, b"\0"))]
 
     def reset(self) -> None:
         """Forget all counts, times and digests."""

@@ -53,7 +53,7 @@ class ProcessGroupComm(Comm):
     def _gather_bytes(self, data: bytes) -> list[bytes]:
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
         out = torch.empty(self.world * len(data), dtype=torch.uint8, device=self._device)
-        dist.all_gather_into_tensor(out, own, group=self._group)
+        dist.all_gather(list(out.split(len(data))), own, group=self._group)
         return [part.cpu().numpy().tobytes() for part in out.split(len(data))]
 
 

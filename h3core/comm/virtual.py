@@ -77,6 +77,13 @@ class ThreadComm(Comm):
         return list(self._swap(data))
 
 
+def alone(*, digest: bool = False) -> ThreadComm:
+    """The `Comm` of a world of one, in the calling thread."""
+    group = ThreadGroup(1)
+    group.baton.acquire()
+    return ThreadComm(0, group, digest=digest)
+
+
 def run_virtual(
     world: int, task: Callable[[ThreadComm], T], *, device: torch.device | str = "cpu", digest: bool = False
 ) -> list[T]:

@@ -16,6 +16,7 @@ import torch
 from h3core import __version__
 from h3core.atomic import write_text
 from h3core.qualify.compare import Evidence
+from h3core.qualify.invariance import Invariance
 
 
 class Journal:
@@ -24,6 +25,7 @@ class Journal:
     def __init__(self, folder: str | None, worlds: tuple[int, ...]) -> None:
         self.evidence: dict[str, list[Evidence]] = {}
         self.notes: dict[str, list[str]] = {}
+        self._invariance: dict[tuple[str, str], Invariance] = {}
         self._outcomes: dict[str, dict[str, Any]] = {}
         self._folder = folder
         self._worlds = worlds
@@ -42,6 +44,18 @@ class Journal:
     def note(self, title: str, lines: Iterable[str]) -> None:
         """Lines for the section `title` of the summary."""
         self.notes.setdefault(title, []).extend(lines)
+
+    def row_invariance(self, dtype: str, results: Iterable[Invariance]) -> None:
+        """Add one probe's results to the table of operations."""
+        for result in results:
+            key = (dtype, result.operation)
+            known = self._invariance.get(key)
+            self._invariance[key] = result if known is None else known.merged(result)
+
+    def sections(self) -> dict[str, list[str]]:
+        """Titles and lines of what checks noted, the row-invariance table first."""
+        table = [f"{dtype:9} {result.describe()}" for (dtype, _), result in self._invariance.items()]
+        return ({"row-invariance": table} if table else {}) | self.notes
 
     def outcome(self, check: str, outcome: str, seconds: float) -> None:
         """How a check ended; an error in its set-up or tear-down is not overwritten by its call."""
@@ -79,7 +93,7 @@ class Journal:
                 "cpu_capability": torch.backends.cpu.get_cpu_capability(),
                 "cores": os.cpu_count(),
             },
-            "notes": self.notes,
+            "notes": self.sections(),
             "checks": {
                 check: {**outcome, "evidence": [item.as_dict() for item in self.evidence.get(check, ())]}
                 for check, outcome in self._outcomes.items()

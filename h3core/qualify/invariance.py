@@ -28,10 +28,18 @@ class Invariance:
     tried: tuple[int, ...]
     broken: tuple[int, ...]
 
+    def merged(self, other: Invariance) -> Invariance:
+        """Both results of one operation, tried at more sizes."""
+        return Invariance(
+            self.operation,
+            tuple(sorted({*self.tried, *other.tried})),
+            tuple(sorted({*self.broken, *other.broken})),
+        )
+
     def describe(self) -> str:
         """One line of the table."""
-        sizes = f"{self.tried[0]}..{self.tried[-1]}" if len(self.tried) > 1 else str(self.tried[0])
-        return f"{self.operation}, M = {sizes}: {'equal' if not self.broken else f'NOT EQUAL at M = {self.broken}'}"
+        found = f"NOT EQUAL at M = {', '.join(map(str, self.broken))}" if self.broken else "equal"
+        return f"{self.operation:22} {found:10} at {len(self.tried)} sizes, {self.tried[0]} to {self.tried[-1]}"
 
 
 def probe(
@@ -54,7 +62,8 @@ def probe(
         return torch.randn(*shape, generator=generator).to(like).to(device)
 
     def weight(out: int, inner: int, like: torch.dtype = dtype) -> Tensor:
-        return (draw(out, inner, like=torch.float32) / inner**0.5).to(like)
+        scaled: Tensor = draw(out, inner, like=torch.float32) / inner**0.5
+        return scaled.to(like)
 
     hidden, inner, ffn, width = config.hidden_size, config.inner_dim, config.ffn_dim, config.attention_head_dim
     island = torch.promote_types(dtype, torch.float32)

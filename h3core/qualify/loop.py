@@ -16,7 +16,7 @@ from torch import Tensor
 from h3core.checkpoint import DenoiserReader
 from h3core.comm import Comm, ProcessGroupComm, ThreadComm, run_virtual
 from h3core.config import H3Config
-from h3core.denoise import steps
+from h3core.denoise import Step, denoise
 from h3core.denoiser import Denoiser
 from h3core.packing import LatentShape, Noise, PackedSequence
 from h3core.parallel import build_mode, shard_for
@@ -89,16 +89,15 @@ def run_case(comm: Comm, case: Case, device: torch.device) -> Outcome:
     embeds = prompt_embeds(config, case.text_rows, case.seed).to(case.dtype).to(device)
     noise = Noise.draw(config, case.latents, case.seed)
     comm.reset()
-    before, velocities, trajectory = noise_rows(noise, denoiser, sequence), {}, {}
-    last = None
-    for last in steps(denoiser, sequence, embeds, noise, Schedules.build(case.evaluations)):
-        if last.index in case.keep_velocities and not case.feed:
-            velocities[last.index] = gathered(denoiser, sequence, last.velocity_video, last.velocity_audio)
-            trajectory[last.index] = gathered(denoiser, sequence, *before)
-        before = (last.video, last.audio)
-    if last is None:
-        raise ValueError("a case needs at least one evaluation")
-    video, audio = gathered(denoiser, sequence, last.video, last.audio)
+    velocities: dict[int, tuple[Tensor, Tensor]] = {}
+    trajectory: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def keep(step: Step) -> None:
+        if step.index in case.keep_velocities and not case.feed:
+            velocities[step.index] = gathered(denoiser, sequence, step.velocity_video, step.velocity_audio)
+            trajectory[step.index] = gathered(denoiser, sequence, step.video, step.audio)
+
+    video, audio = denoise(denoiser, sequence, embeds, noise, Schedules.build(case.evaluations), on_step=keep)
     phases = comm.report()
     if case.feed:
         velocities = fed_velocities(denoiser, sequence, embeds, case)
@@ -114,15 +113,6 @@ def run_case(comm: Comm, case: Case, device: torch.device) -> Outcome:
         velocities,
         trajectory,
     )
-
-
-def noise_rows(noise: Noise, denoiser: Denoiser, sequence: PackedSequence) -> tuple[Tensor, Tensor]:
-    """The rank's own rows of the starting noise."""
-    rows = denoiser.mode.rows
-    video = sequence.video.clip(rows).shifted(-sequence.video.start)
-    audio = sequence.audio.clip(rows).shifted(-sequence.audio.start)
-    dtype = torch.promote_types(denoiser.dtype, torch.float32)
-    return noise.video[slice(*video)].to(dtype), noise.audio[slice(*audio)].to(dtype)
 
 
 def gathered(denoiser: Denoiser, sequence: PackedSequence, video: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:

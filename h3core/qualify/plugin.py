@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ import torch
 
 from h3core import __version__
 from h3core.config import TINY
-from h3core.qualify.compare import Evidence
 from h3core.qualify.evidence import Journal
 from h3core.ranks import RankPool
 
@@ -46,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def worlds(config: pytest.Config) -> tuple[int, ...]:
-    """The worlds of this run. Raises `pytest.UsageError` for anything but numbers that the test model can be cut into."""
+    """The worlds of this run. Raises `pytest.UsageError` for what the test model cannot be cut into."""
     text = config.getoption("--world")
     if text is None:
         return DEFAULT_WORLDS
@@ -91,31 +90,39 @@ def record(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
+def row_invariance(request: pytest.FixtureRequest) -> Any:
+    """Takes the results of a row-invariance probe, for one table over all worlds: `row_invariance(dtype, results)`."""
+    return request.config.stash[JOURNAL].row_invariance
+
+
+@pytest.fixture
 def note(request: pytest.FixtureRequest) -> Any:
     """Takes a line or a table for the summary at the end: `note(title, lines)`."""
     return request.config.stash[JOURNAL].note
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None] | Any:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A rank check that passes without having recorded any evidence is a failure: nothing was checked."""
     report = yield
     journal = item.config.stash[JOURNAL]
+    owes = "record" in getattr(item, "fixturenames", ())
+    if report.when == "call" and report.passed and owes and not journal.count(item.nodeid):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: passed without recording evidence of what it compared"
     if report.when == "call":
-        if report.passed and item.get_closest_marker("gloo") and "record" in getattr(item, "fixturenames", ()):
-            if not journal.count(item.nodeid):
-                report.outcome = "failed"
-                report.longrepr = f"{item.nodeid}: passed without recording evidence of what it compared"
         journal.outcome(item.nodeid, report.outcome, report.duration)
-    elif report.failed or (report.skipped and report.when == "setup"):
-        journal.outcome(item.nodeid, "error" if report.failed else "skipped", report.duration)
+    elif not report.passed:
+        journal.outcome(item.nodeid, "error" if report.failed else report.outcome, report.duration)
     return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tables that checks noted, then what the rank checks compared."""
     journal = terminalreporter.config.stash[JOURNAL]
-    for title, lines in journal.notes.items():
+    for title, lines in journal.sections().items():
         terminalreporter.section(title)
         for line in lines:
             terminalreporter.write_line(line)
@@ -128,6 +135,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the report, whatever the outcome."""
     session.config.stash[JOURNAL].write(int(exitstatus))
-
-
-__all__ = ["Evidence"]

@@ -1,4 +1,4 @@
-"""Synthetic checkpoints: the same model in every layout, reproducible tensor by tensor, with values that test something.
+"""Synthetic checkpoints: one model in every layout, reproducible tensor by tensor, with values that test something.
 
 A pass means: a seed names one model, whatever file it is in; no tensor is constant and no norm weight is 1, so that a
 weight that was not applied shows; and the command line writes exactly what its dry run says.
@@ -182,7 +182,7 @@ def test_nvfp4_weights_have_the_spread_of_the_float_ones() -> None:
 
 def test_block_scales_read_row_major_are_visibly_wrong() -> None:
     made = tensors("pruned", "nvfp4")
-    name = "blocks.0.attn.qkv_proj"
+    name = "blocks.0.mlp.fc2"  # wide: few scales happen to stand where a row-major reader looks
     weight = NVFP4Weight(*(made[f"{name}.{part}"] for part in ("weight", "weight_scale", "weight_scale_2")))
     right = weight.dequantize(torch.float32)
     code = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -200,7 +200,7 @@ def test_gates_are_never_near_zero_and_modalities_differ(layout: str, quant: str
         bias = made[f"{prefix}.{index}.adaln_proj.linear.bias"].float().view(3, 6, TINY.hidden_size)
         gate = 1 / math.sqrt(2 * TINY.num_layers)
         gates = bias[:, [2, 5]].abs() / gate
-        assert 0.74 < float(gates.min())
+        assert float(gates.min()) > 0.74
         assert float(gates.max()) < 1.26
         assert bool((bias[:, [2, 5]] > 0).any())
         assert bool((bias[:, [2, 5]] < 0).any())
@@ -234,7 +234,7 @@ def test_modulation_moves_with_the_timestep(layout: str) -> None:
     shifts = made[:, [chunk for chunk in range(18) if chunk % 3 != 2]]
     gates = made[:, 2::3]
     assert 0.06 < float(shifts.std()) < 0.24
-    assert 0.05 < float(shifts.std(dim=0).mean())
+    assert float(shifts.std(dim=0).mean()) > 0.05
     assert float(gates.std()) == pytest.approx(0.3 * 0.5, rel=0.5)
     assert float((made[1:] - made[:-1]).abs().max()) < 0.05  # smooth: 1/200 of the way
 
@@ -302,9 +302,7 @@ def test_diffusers_loads_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     out = written(tmp_path, "diffusers", "bf16")
     assert len(list(out.glob("*.safetensors"))) == shards
     assert H3Config.from_dict(json.loads((out / "config.json").read_text())) == TINY
-    model, info = MiniMaxH3Transformer3DModel.from_pretrained(
-        out, torch_dtype=torch.bfloat16, output_loading_info=True
-    )
+    model, info = MiniMaxH3Transformer3DModel.from_pretrained(out, torch_dtype=torch.bfloat16, output_loading_info=True)
     assert info == {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
     state = model.state_dict()
     expected = tensors("diffusers", "bf16")
@@ -348,22 +346,16 @@ def test_the_dry_run_writes_nothing_and_ends_with_the_bytes_that_the_run_then_wr
     assert captured.err == ""  # no progress bar where there is no terminal
 
 
-@pytest.mark.parametrize(
-    ("format_", "total"),
-    [("nvfp4-pruned", 12_528_636_800), ("bf16-pruned", 40_225_727_000), ("native", None), ("diffusers", None)],
-)
-def test_the_dry_run_of_the_released_sizes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], format_: str, total: int | None
-) -> None:
+@pytest.mark.parametrize("format_", FORMATS)
+def test_the_dry_run_of_the_released_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str], format_: str) -> None:
     assert command(tmp_path / "out", "--size", "h3", "--format", format_, "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
     layout, quant = FORMATS[format_]
-    specs = expected_tensors(H3, layout, quant)
-    files = plan_files(tmp_path / "out", specs, layout)
+    files = plan_files(tmp_path / "out", expected_tensors(H3, layout, quant), layout)
     assert sum(line.startswith(str(tmp_path)) for line in lines) == len(files)
     assert int(lines[-1]) == sum(map(file_bytes, files.values()))
     if format_ == "nvfp4-pruned":
-        assert lines[-1] == str(total)
+        assert lines[-1] == "12528636800"
         assert lines[-2] == "blocks.9.mlp.fc2.weight U8 5376x7168 12489985624-12528520792"
         assert lines[0].endswith("12528636800 bytes, header 116000, 1132 tensors")
 

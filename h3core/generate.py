@@ -1,0 +1,238 @@
+"""`python -m h3core generate`: prompt embedding to latents and a report, on one process or under torchrun.
+
+Everything that can be refused is refused before a process group is joined or a GPU is touched, and every
+rank ends when one of them cannot go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from h3core import __version__
+from h3core.atomic import check_target, replacing, write_text
+from h3core.attention import attention_backend
+from h3core.checkpoint import DenoiserReader
+from h3core.comm import Comm
+from h3core.config import H3Config
+from h3core.denoise import Step, denoise
+from h3core.denoiser import Denoiser
+from h3core.launch import Launch, joined, pick_device
+from h3core.linear import Linear
+from h3core.packing import Geometry, Noise, PackedSequence, audio_rows_to_latents, unpatchify
+from h3core.parallel import build_mode, check_mode, shard_for
+from h3core.partition import Partition
+from h3core.schedule import Schedules
+from h3core.weights import held_bytes
+
+EMBEDS = "prompt_embeds"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request, as the command line gives it."""
+
+    checkpoint: Path
+    prompt_embeds: Path
+    out: Path
+    report: Path
+    geometry: Geometry
+    evaluations: int
+    seed: int
+    mode: str
+    attention: str
+    linear: str
+    reduce_dtype: str
+    device: str
+    force: bool
+
+
+def load_prompt_embeds(path: Path, config: H3Config) -> Tensor:
+    """Read `prompt_embeds` (L, text_dim) or (1, L, text_dim) from a safetensors file.
+
+    Raises `ValueError` for a file, name, shape, dtype or value that does not fit.
+    """
+    if not path.is_file():
+        raise ValueError(f"prompt embedding {path}: got no such file, expected a safetensors file with {EMBEDS!r}")
+    try:
+        tensors = load_file(path)
+    except Exception as error:
+        raise ValueError(f"prompt embedding {path}: not a safetensors file ({error})") from error
+    if EMBEDS not in tensors:
+        raise ValueError(f"prompt embedding {path}: got tensors {sorted(tensors)}, expected {EMBEDS!r}")
+    embeds = tensors[EMBEDS]
+    if embeds.ndim == 3 and embeds.shape[0] == 1:
+        embeds = embeds[0]
+    if embeds.ndim != 2 or embeds.shape[0] < 1 or embeds.shape[1] != config.text_dim:
+        raise ValueError(f"{EMBEDS}: got shape {tuple(embeds.shape)}, expected (tokens, {config.text_dim})")
+    if not embeds.dtype.is_floating_point:
+        raise ValueError(f"{EMBEDS}: got {embeds.dtype}, expected a floating-point dtype")
+    if not bool(torch.isfinite(embeds).all()):
+        raise ValueError(f"{EMBEDS}: got NaN or infinite values, expected finite ones; encode the prompt again")
+    return embeds
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job whose every input has been checked."""
+
+    reader: DenoiserReader
+    embeds: Tensor
+    sequence: PackedSequence
+    schedules: Schedules
+    device: torch.device
+
+
+def prepare(job: Job, launch: Launch) -> Prepared:
+    """Check everything that needs neither peers nor GPU work. Raises `ValueError` (got, expected, what to do)."""
+    check_mode(job.mode, launch.world)
+    attention_backend(job.attention)
+    Linear(job.linear)
+    schedules = Schedules.build(job.evaluations)
+    device = pick_device(job.device, launch)
+    if launch.rank == 0:
+        for path in (job.out, job.report):
+            check_target(path, force=job.force)
+        if job.out.resolve() == job.report.resolve():
+            raise ValueError(f"--out and --report are both {job.out}; choose two names")
+    reader = DenoiserReader(job.checkpoint)
+    embeds = load_prompt_embeds(job.prompt_embeds, reader.config)
+    sequence = PackedSequence.build(job.geometry.latents, embeds.shape[0], reader.config.patch_size)
+    Partition.build(reader.config, sequence.rows, launch.world)
+    shard_for(job.mode, reader.config, launch.rank, launch.world)
+    return Prepared(reader, embeds, sequence, schedules, device)
+
+
+def generate(job: Job) -> int:
+    """Run the job on this rank; returns the process's exit code. Wrong input is one line on stderr and code 2."""
+    launch = Launch.from_environment()
+    prepared, problem, device = None, "", torch.device("cpu")
+    try:
+        prepared = prepare(job, launch)
+        device = prepared.device
+    except (ValueError, OSError) as error:
+        problem = str(error)
+    if launch.world == 1 and problem:
+        return refuse([problem], launch)
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # the number of threads decides bits: so one, at every world size
+    with joined(launch, device) as comm:
+        problems = comm.gather_text(problem)
+        if any(problems):
+            return refuse(problems, launch)
+        if prepared is None:
+            raise RuntimeError("no problem was reported, but nothing was prepared")
+        with torch.inference_mode():
+            run(job, launch, comm, prepared)
+    return 0
+
+
+def refuse(problems: list[str], launch: Launch) -> int:
+    """Print each distinct problem once, from rank 0. Returns exit code 2."""
+    if launch.rank == 0:
+        for text in dict.fromkeys(filter(None, problems)):
+            ranks = [rank for rank, other in enumerate(problems) if other == text]
+            where = "" if len(ranks) == len(problems) else f" (rank {', '.join(map(str, ranks))})"
+            print(f"h3core: error: {text}{where}", file=sys.stderr)
+    return 2
+
+
+def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared) -> None:
+    """Load, denoise, gather; rank 0 writes latents and report."""
+    reader, sequence, device = prepared.reader, prepared.sequence, prepared.device
+    config, dtype = reader.config, torch.bfloat16
+    mode = build_mode(
+        job.mode,
+        config,
+        sequence.rows,
+        comm,
+        attention=job.attention,
+        linear=job.linear,
+        reduce_dtype=job.reduce_dtype,
+    )
+    started = time.perf_counter()
+    shard = shard_for(job.mode, config, comm.rank, comm.world)
+    weights = reader.load(shard=shard, dtype=dtype, device=device)
+    load_seconds = time.perf_counter() - started
+    denoiser = Denoiser(config, weights, mode, dtype)
+    noise = Noise.draw(config, sequence.latents, job.seed)
+    comm.reset()
+    seconds = [time.perf_counter()]
+    bar = tqdm(total=job.evaluations, unit="step", disable=launch.rank != 0 or not sys.stderr.isatty())
+
+    def tick(_: Step) -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter())
+        bar.update()
+
+    with bar:
+        video, audio = denoise(denoiser, sequence, prepared.embeds.to(device), noise, prepared.schedules, on_step=tick)
+    facts = {
+        "rank": comm.rank,
+        "device": device_name(device),
+        "rows": mode.rows.size,
+        "heads": shard.heads.size,
+        "weight_bytes": held_bytes(weights),
+        "checkpoint_bytes_read": reader.bytes_read,
+        "load_s": load_seconds,
+        "peak_device_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        "step_s": [after - before for before, after in pairwise(seconds)],
+        "transport": comm.report(),
+    }
+    ranks = [json.loads(text) for text in comm.gather_text(json.dumps(facts))]
+    if launch.rank == 0:
+        finite = bool(torch.isfinite(video).all()) and bool(torch.isfinite(audio).all())
+        if not finite:
+            raise RuntimeError("latents hold NaN or infinite values; nothing was written")
+        write(job, prepared, video.cpu(), audio.cpu(), ranks)
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def write(job: Job, prepared: Prepared, video: Tensor, audio: Tensor, ranks: list[dict[str, Any]]) -> None:
+    """Write latents (video (1, 24, T, H, W), audio (2, 32, A), fp32) and the report, each whole or not at all."""
+    config, latents = prepared.reader.config, prepared.sequence.latents
+    tensors = {"video": unpatchify(video, latents, config.patch_size), "audio": audio_rows_to_latents(audio)}
+    provenance = {
+        "h3core": __version__,
+        "torch": torch.__version__,
+        "checkpoint": job.checkpoint.name,
+        "checkpoint_layout": f"{prepared.reader.detected.layout} {prepared.reader.detected.quant}",
+        "prompt_embeds_sha256": hashlib.sha256(job.prompt_embeds.read_bytes()).hexdigest(),
+        "geometry": str(job.geometry),
+        "evaluations": str(job.evaluations),
+        "seed": str(job.seed),
+        "mode": job.mode,
+        "world": str(len(ranks)),
+        "attention": job.attention,
+        "linear": job.linear,
+        "reduce_dtype": job.reduce_dtype,
+    }
+    report = {
+        "schema": "h3core-generate-1",
+        **provenance,
+        "rows": {"text": prepared.sequence.text.size, "audio": audio.shape[0], "video": video.shape[0]},
+        "latents": {name: {"shape": list(t.shape), "std": float(t.std())} for name, t in tensors.items()},
+        "ranks": ranks,
+    }
+    with replacing(job.out, force=job.force) as temporary:
+        save_file(tensors, temporary, metadata=provenance)
+    write_text(job.report, json.dumps(report, indent=1) + "\n", force=job.force)
+    steps_s = max(max(rank["step_s"][1:] or rank["step_s"]) for rank in ranks)
+    print(f"{job.out}: video {tuple(tensors['video'].shape)}, audio {tuple(tensors['audio'].shape)}, fp32")
+    print(f"{job.report}: {len(ranks)} ranks, slowest step {steps_s:.3f} s")
