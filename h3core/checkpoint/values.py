@@ -11,12 +11,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from h3core.nvfp4 import BLOCK, TILE_BYTES, TILE_COLS, NVFP4Weight
+from h3core.nvfp4 import BLOCK, TILE_BYTES, TILE_COLS, TILE_ROWS, NVFP4Weight
 
 _NAN: Final = 0x7F
 _SIGN: Final = 0x80
 _SATURATED: Final = 7
 """The E2M1 code of 6, the largest magnitude."""
+_AT_ONCE: Final = 1 << 18
+"""Zero scales looked at together: a file with a large hole has millions."""
 
 
 def float_problems(tensor: Tensor) -> Iterator[str]:
@@ -57,14 +59,18 @@ def _zero_blocks(weight: NVFP4Weight) -> tuple[int, int]:
     CUDA one divides by the zero scale and saturates (6, or 0 for an exact zero). Any other code says that a real scale
     was lost, as in a file with a hole.
     """
-    columns = weight.shape[1]
-    at = (weight.scales.view(torch.uint8).view(-1) == 0).nonzero().view(-1)
-    tile, byte = at // TILE_BYTES, at % TILE_BYTES
+    rows, columns = weight.shape
     tile_cols = columns // TILE_COLS
-    # Inside a tile, byte = (row % 32) * 16 + (row // 32) * 4 + block.
-    row = tile // tile_cols * 128 + byte // 16 + byte % 16 // 4 * 32
-    block = tile % tile_cols * 4 + byte % 4
-    codes = weight.codes.view(weight.shape[0], columns // BLOCK, BLOCK // 2)[row, block]
-    high, low = (codes >> 4) & _SATURATED, codes & _SATURATED
-    ordinary = ((high != 0) & (high != _SATURATED)) | ((low != 0) & (low != _SATURATED))
-    return at.numel(), int(ordinary.any(dim=1).sum())
+    codes = weight.codes.view(rows, columns // BLOCK, BLOCK // 2)
+    zero = (weight.scales.view(torch.uint8).view(-1) == 0).nonzero().view(-1)
+    wrong = 0
+    for at in zero.split(_AT_ONCE):
+        tile, byte = at // TILE_BYTES, at % TILE_BYTES
+        # Inside a tile, byte = (row % 32) * 16 + (row // 32) * 4 + block.
+        row = tile // tile_cols * TILE_ROWS + byte // 16 + byte % 16 // 4 * 32
+        block = tile % tile_cols * 4 + byte % 4
+        held = codes[row, block]
+        high, low = (held >> 4) & _SATURATED, held & _SATURATED
+        ordinary = ((high != 0) & (high != _SATURATED)) | ((low != 0) & (low != _SATURATED))
+        wrong += int(ordinary.any(dim=1).sum())
+    return zero.numel(), wrong

@@ -15,7 +15,7 @@ from h3core.layers import inverse_frequencies, rotary_tables
 from h3core.packing import AUDIO, TEXT, VIDEO, LatentShape, PackedSequence, clip_segments
 from h3core.parallel import Mode, Single, build_mode, shard_for
 from h3core.partition import split
-from h3core.qualify.compare import Demand, Evidence, Identical, RelativeRows, compare
+from h3core.qualify.compare import Comparisons, Demand, Evidence, Identical, RelativeRows
 from h3core.qualify.transport import comm_of, draw
 from h3core.ranks import Rank
 from h3core.schedule import Schedules
@@ -28,7 +28,7 @@ def segments(rank: Rank, latents: LatentShape, text_rows: int, hidden: int) -> l
     sequence = PackedSequence.build(latents, text_rows, (1, 2, 2))
     own = split(sequence.rows, rank.world, "token rows")[rank.rank]
     tags = torch.tensor([TEXT] * sequence.text.size + [AUDIO] * sequence.audio.size + [VIDEO] * sequence.video.size)
-    evidence = []
+    checks = Comparisons()
     for index in (0, 1):  # one distinct timestep, then two
         evaluation = Schedules.build(2).evaluation(index)
         clocks = torch.tensor([evaluation.clocks["audio" if tag == AUDIO else "video"] for tag in tags])
@@ -39,11 +39,11 @@ def segments(rank: Rank, latents: LatentShape, text_rows: int, hidden: int) -> l
         rows = [(slice(*s.rows), table_row(s, evaluation)) for s in clip_segments(sequence.segments, own)]
         label = f"rows {own.start}..{own.stop}, evaluation {index}"
         expected = y * (1.0 + scale[look_up]) + shift[look_up]
-        evidence.append(compare(f"modulation, {label}", modulate_rows(y, shift, scale, rows), expected, Identical()))
+        checks.compare(f"modulation, {label}", modulate_rows(y, shift, scale, rows), expected, Identical())
         expected, got = h + gate[look_up] * y, h.clone()
         add_gated(got, y, gate, rows)
-        evidence.append(compare(f"gate, {label}", got, expected, Identical()))
-    return evidence
+        checks.compare(f"gate, {label}", got, expected, Identical())
+    return checks.finish()
 
 
 def block_parts(
@@ -59,13 +59,14 @@ def block_parts(
     y = draw(11, sequence.rows, config.hidden_size, dtype=dtype)
     cos, sin = rotary_tables(sequence.positions.float(), inverse_frequencies(config.rope_freq_dim, config.rope_theta))
     rows, rotary_rows = slice(*sharded.rows), slice(*sharded.rotary_rows)
+    checks = Comparisons()
     with torch.inference_mode():
         got = sharded.attention(y[rows], own.blocks[0].attn, (cos[rotary_rows], sin[rotary_rows]))
         expected = alone.attention(y, whole.blocks[0].attn, (cos, sin))[rows]
-        evidence = [compare(f"{mode} attention, {dtype}", got, expected, demand)]
+        checks.compare(f"{mode} attention, {dtype}", got, expected, demand)
         got, expected = sharded.mlp(y[rows], own.blocks[0].mlp), alone.mlp(y, whole.blocks[0].mlp)[rows]
-        evidence.append(compare(f"{mode} MLP, {dtype}", got, expected, demand))
-    return evidence
+        checks.compare(f"{mode} MLP, {dtype}", got, expected, demand)
+    return checks.finish()
 
 
 def output_heads(
@@ -89,10 +90,10 @@ def output_heads(
 
     with torch.inference_mode():
         got, expected = velocities(sharded), velocities(alone)
-    return [
-        compare(f"{name} output head, {dtype}", ours, whole, Identical())
-        for name, ours, whole in zip(("video", "audio"), got, expected, strict=True)
-    ]
+    checks = Comparisons()
+    for name, ours, whole in zip(("video", "audio"), got, expected, strict=True):
+        checks.compare(f"{name} output head, {dtype}", ours, whole, Identical())
+    return checks.finish()
 
 
 def _modes(

@@ -6,6 +6,7 @@ or an expectation that is all one value, proves nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -176,6 +177,40 @@ def equal_facts(what: str, got: Any, expected: Any) -> Evidence:
         raise ComparisonError(f"{what}: got {got!r}, expected {expected!r}")
     count = len(expected) if hasattr(expected, "__len__") else 1
     return Evidence(what, "equal", count, 0, 0.0, 0.0, {})
+
+
+class Comparisons:
+    """Several comparisons of one rank task, judged together at the end.
+
+    A rank that raised between two collectives would leave its peers waiting in the next one, and one wrong
+    byte would look like a hang.
+    """
+
+    def __init__(self) -> None:
+        self.evidence: list[Evidence] = []
+        self.problems: list[str] = []
+
+    def compare(self, what: str, got: Tensor, expected: Tensor, demand: Demand) -> None:
+        """As `compare`, but a failure is kept."""
+        self._keep(lambda: compare(what, got, expected, demand))
+
+    def equal_facts(self, what: str, got: Any, expected: Any) -> None:
+        """As `equal_facts`, but a failure is kept."""
+        self._keep(lambda: equal_facts(what, got, expected))
+
+    def finish(self) -> list[Evidence]:
+        """All evidence. Raises `ComparisonError` with every problem; nothing compared is one."""
+        if not self.evidence and not self.problems:
+            raise ComparisonError("nothing was compared")
+        if self.problems:
+            raise ComparisonError("; ".join(self.problems))
+        return self.evidence
+
+    def _keep(self, check: Callable[[], Evidence]) -> None:
+        try:
+            self.evidence.append(check())
+        except ComparisonError as error:
+            self.problems.append(str(error))
 
 
 def _widened(x: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ def worlds(config: pytest.Config) -> tuple[int, ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `world` runs once at each world; same worlds run together and share a pool."""
-    if "world" in metafunc.fixturenames:
+    """A rank check that asks for `world` runs once at each; same worlds run together and share a pool."""
+    if "world" in metafunc.fixturenames and metafunc.definition.get_closest_marker("gloo"):
         metafunc.parametrize("world", worlds(metafunc.config), scope="session", ids=lambda number: f"world={number}")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from h3core.attention import attention_backend
 from h3core.comm import Comm, ProcessGroupComm
 from h3core.partition import Partition, Span, split
-from h3core.qualify.compare import Evidence, Identical, RelativeRows, compare, equal_facts
+from h3core.qualify.compare import Comparisons, Evidence, Identical, RelativeRows, equal_facts
 from h3core.ranks import Rank
 
 
@@ -43,18 +43,18 @@ def rows_heads_rows(rank: Rank, rows: int, heads: int, width: int, dtypes: Seque
     comm = comm_of(rank)
     plan = Partition(split(rows, rank.world, "token rows"), split(heads, rank.world, "attention heads"))
     own_rows, own_heads = plan.rows[rank.rank], plan.heads[rank.rank]
-    evidence = []
+    checks = Comparisons()
     for seed, dtype in enumerate(dtypes):
         whole = [draw(100 * seed + part, rows, heads, width, dtype=dtype).to(rank.device) for part in range(3)]
         own = [part[own_rows.start : own_rows.stop] for part in whole]
         label = f"{dtype} {rows} rows, {heads} heads"
         got = comm.rows_to_heads(own, plan, "qkv")
         expected = torch.stack([part[:, own_heads.start : own_heads.stop].view(torch.uint8) for part in whole], dim=1)
-        evidence.append(compare(f"rows to heads, {label}", got.view(torch.uint8), expected, Identical()))
+        checks.compare(f"rows to heads, {label}", got.view(torch.uint8), expected, Identical())
         for index, part in enumerate(own):
             back = comm.heads_to_rows(got[:, index], plan, "out")
-            evidence.append(compare(f"and back, part {index}, {label}", as_bits(back), as_bits(part), Identical()))
-    return evidence
+            checks.compare(f"and back, part {index}, {label}", as_bits(back), as_bits(part), Identical())
+    return checks.finish()
 
 
 def sharded_attention(
@@ -73,28 +73,24 @@ def sharded_attention(
     exact = torch.einsum("nts,snd->tnd", scores.softmax(-1), v.double())[own.start : own.stop]
     # One rounding of probabilities and one of the result, each half an ulp, with room for the sum's own.
     limit = 8 * torch.finfo(dtype).eps
-    return [
-        compare(f"sharded attention, {dtype}", got, whole, Identical()),
-        compare(
-            f"sharded attention against fp64, {dtype}",
-            got.double(),
-            exact,
-            RelativeRows(limit, "8 ulp: rounded probabilities, rounded result"),
-        ),
-    ]
+    checks = Comparisons()
+    checks.compare(f"sharded attention, {dtype}", got, whole, Identical())
+    why = "8 ulp: rounded probabilities, rounded result"
+    checks.compare(f"sharded attention against fp64, {dtype}", got.double(), exact, RelativeRows(limit, why))
+    return checks.finish()
 
 
 def ragged_gather(rank: Rank, spans: Sequence[Span], width: int, dtypes: Sequence[torch.dtype]) -> list[Evidence]:
     """Every rank gets every row; spans may be empty."""
     comm = comm_of(rank)
     own = spans[rank.rank]
-    evidence = []
+    checks = Comparisons()
     for seed, dtype in enumerate(dtypes):
         whole = draw(seed, spans[-1].stop, width, dtype=dtype).to(rank.device)
         got = comm.gather_rows(whole[own.start : own.stop], tuple(spans), "gather")
         label = f"gather of {[span.size for span in spans]} rows, {dtype}"
-        evidence.append(compare(label, as_bits(got), as_bits(whole), Identical()))
-    return evidence
+        checks.compare(label, as_bits(got), as_bits(whole), Identical())
+    return checks.finish()
 
 
 def ragged_reduce_scatter(rank: Rank, rows: int, width: int, dtypes: Sequence[torch.dtype]) -> list[Evidence]:
@@ -102,7 +98,7 @@ def ragged_reduce_scatter(rank: Rank, rows: int, width: int, dtypes: Sequence[to
     comm = comm_of(rank)
     plan = Partition(split(rows, rank.world, "token rows"), split(rank.world, rank.world))
     own = plan.rows[rank.rank]
-    evidence = []
+    checks = Comparisons()
     for dtype in dtypes:
         partials = [draw(1000 + peer, rows, width, dtype=dtype).to(rank.device) for peer in range(rank.world)]
         got = comm.reduce_scatter_rows(partials[rank.rank], plan, "reduce", dtype)
@@ -110,12 +106,12 @@ def ragged_reduce_scatter(rank: Rank, rows: int, width: int, dtypes: Sequence[to
         for partial in partials[1:]:
             total = total + partial.to(total.dtype)
         expected = total[own.start : own.stop].to(dtype)
-        evidence.append(compare(f"reduce-scatter of {rows} rows, {dtype}", got, expected, Identical()))
+        checks.compare(f"reduce-scatter of {rows} rows, {dtype}", got, expected, Identical())
         sent = comm.phases["reduce"].bytes_sent
         comm.reset()
         formula = (rows - own.size) * width * dtype.itemsize
-        evidence.append(equal_facts(f"reduce-scatter bytes, {dtype}", sent, formula))
-    return evidence
+        checks.equal_facts(f"reduce-scatter bytes, {dtype}", sent, formula)
+    return checks.finish()
 
 
 def disagreeing_plan(rank: Rank, rows: Sequence[int], heads: int) -> str:

@@ -485,10 +485,20 @@ def test_bad_nvfp4_scales_are_refused_with_counts(files: dict[str, Path], tmp_pa
     assert "5 problems" in message
 
 
+@pytest.mark.parametrize(("byte", "word"), [(0x7F, "1 NaN and 0"), (0xFF, "1 NaN and 0"), (0x81, "0 NaN and 1")])
+def test_each_kind_of_bad_scale_byte_is_seen_alone(
+    files: dict[str, Path], tmp_path: Path, byte: int, word: str
+) -> None:
+    def change(tensors: Files) -> None:
+        scale_bytes(tensors, "blocks.1.attn.qkv_proj")[-1] = byte
+
+    assert f"blocks.1.attn.qkv_proj: weight_scale: got {word} negative" in faulty(files["nvfp4"], tmp_path, change)
+
+
 def test_zero_scale_over_ordinary_codes_is_refused_and_over_empty_or_saturated_ones_is_not(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
-    name, row, block = "blocks.1.mlp.fc2", 167, 13
+    name, row, block = "blocks.1.mlp.fc2", 230, 13
     tile_cols = CONFIG.ffn_dim // 64
     offset = ((row // 128) * tile_cols + block // 4) * 512 + (row % 32) * 16 + (row % 128) // 32 * 4 + block % 4
 
@@ -505,8 +515,8 @@ def test_zero_scale_over_ordinary_codes_is_refused_and_over_empty_or_saturated_o
         tensors[f"{name}.weight"][row, 8 * block : 8 * block + 8] = torch.tensor(list(codes), dtype=torch.uint8)
         save_file(tensors, tmp_path / "x.safetensors")
         assert load_denoiser(tmp_path)[1].blocks
-    for nibble in (1, 2, 3, 4, 5, 6, 9, 14):
-        tensors[f"{name}.weight"][row, 8 * block + 7] = nibble
+    for byte in (0x01, 0x06, 0x09, 0x0E, 0x10, 0x60, 0x90, 0xE0):
+        tensors[f"{name}.weight"][row, 8 * block + 7] = byte
         save_file(tensors, tmp_path / "x.safetensors")
         with pytest.raises(CheckpointError, match="1 of 1 zero block scales"):
             load_denoiser(tmp_path)

@@ -412,7 +412,10 @@ def test_an_output_that_is_no_place_for_a_folder_is_refused(
 
 
 def test_a_disk_too_full_for_all_shards_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _disk_of(monkeypatch, 300)  # the data would fit, the headers do not
-    with pytest.raises(CheckpointError, match="300 bytes free"):
-        sharded(tmp_path / "m", never)
-    assert list(tmp_path.iterdir()) == []
+    sharded(tmp_path / "a", producer(numbered()[1]))
+    needed = sum(path.stat().st_size for path in (tmp_path / "a").iterdir())
+    _disk_of(monkeypatch, needed - 1)
+    with pytest.raises(CheckpointError, match=f"{needed - 1:,} bytes free, {needed:,} needed"):
+        sharded(tmp_path / "b", never)
+    _disk_of(monkeypatch, needed)
+    sharded(tmp_path / "b", producer(numbered()[1]))
