@@ -93,7 +93,7 @@ def _synthesize(args: argparse.Namespace) -> None:
     layout, quant = FORMATS[args.format]
     config = SIZES[args.size]
     total = sum(map(file_bytes, plan_files(args.out, expected_tensors(config, layout, quant), layout).values()))
-    # disable=None: no bar where stderr is no terminal.
+    # tqdm takes `None` here for: no bar where stderr is no terminal.
     with (
         _terminated_as_exit(),
         tqdm(total=total, unit="B", unit_scale=True, desc=args.out.name, disable=None, leave=False) as bar,

@@ -1,6 +1,6 @@
 """Load a denoiser, or one rank's shard of it, from any layout into the normal form of `h3core.weights`.
 
-A rank reads the bytes that it will hold and no others. Every linear goes through one path, `_Loader.linear_rows` or
+A rank reads the bytes that it will hold and no others. Every linear goes through one path, `ShardLoader.linear_rows` or
 `linear_columns`, which moves weight and block scales by the same rows or columns: a scale that stays behind when its
 row moves gives a picture of noise and no error. Fused tensors are cut by logical part (q, k, v; gate, up), never as one
 matrix: that has the right shape and the wrong rows.
@@ -90,7 +90,7 @@ class DenoiserReader:
         held = Shard.whole(self.config) if shard is None else shard
         _check_shard(self.config, held)
         with SliceReader(self.checkpoint) as slices:
-            loader = _Loader(self.detected, slices, dtype, torch.device(device))
+            loader = ShardLoader(self.detected, slices, dtype, torch.device(device))
             try:
                 weights = loader.denoiser(held)
             finally:
@@ -104,7 +104,7 @@ class DenoiserReader:
         return weights
 
 
-class _Loader:
+class ShardLoader:
     """One pass over the tensors of one shard; problems in values are collected, so that all are reported."""
 
     def __init__(self, detected: Detected, slices: SliceReader, dtype: torch.dtype, device: torch.device) -> None:
