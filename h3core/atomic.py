@@ -22,6 +22,8 @@ def check_target(path: Path, *, force: bool) -> None:
             raise ValueError(f"{path}: exists and is no regular file; choose another name")
         if not force:
             raise ValueError(f"{path}: exists; choose another name, or --force to replace it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"{path}: got a folder {path.parent} that may not be written to; choose another one")
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def replacing(path: Path, *, force: bool) -> Iterator[Path]:
     Raises as `check_target` does, and `OSError` where the file system refuses.
     """
     check_target(path, force=force)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=".h3core.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -50,6 +52,15 @@ def write_text(path: Path, text: str, *, force: bool) -> None:
     """Write `text` as UTF-8. Raises as `replacing` does."""
     with replacing(path, force=force) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or where something stands there, the first of `name-1.ext`, `name-2.ext` ... that is free."""
+    number, candidate = 0, path
+    while candidate.exists() or candidate.is_symlink():
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate
 
 
 def sync(path: Path) -> None:

@@ -55,12 +55,12 @@ class H3Config:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "patch_size":
-                if len(value) != 3 or any(not isinstance(v, int) or v < 1 for v in value):
+                if not isinstance(value, tuple) or len(value) != 3 or any(type(v) is not int or v < 1 for v in value):
                     raise ValueError(f"patch_size: got {value!r}, expected three positive integers (t, h, w)")
             elif field.type == "int":
                 if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                     raise ValueError(f"{field.name}: got {value!r}, expected a positive integer")
-            elif not value > 0:
+            elif not isinstance(value, (int, float)) or not value > 0:
                 raise ValueError(f"{field.name}: got {value!r}, expected a positive number")
         if self.rotary_dim > self.attention_head_dim:
             raise ValueError(
@@ -102,7 +102,7 @@ class H3Config:
         missing = sorted(set(known) - set(given) - optional)
         if unknown or missing:
             raise ValueError(f"config: unknown keys {unknown}, missing keys {missing}; expected {sorted(known)}")
-        if "patch_size" in given:
+        if isinstance(given["patch_size"], list):
             given["patch_size"] = tuple(given["patch_size"])
         return cls(**given)
 

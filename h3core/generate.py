@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
 from h3core import __version__
-from h3core.atomic import check_target, replacing, write_text
+from h3core.atomic import check_target, free_name, write_text
 from h3core.attention import attention_backend
-from h3core.checkpoint import DenoiserReader
+from h3core.checkpoint import DenoiserReader, TensorSpec
+from h3core.checkpoint.writer import write_file
 from h3core.comm import Comm
 from h3core.config import H3Config
 from h3core.denoise import Step, denoise
@@ -31,12 +32,14 @@ from h3core.denoiser import Denoiser
 from h3core.launch import Launch, joined, pick_device
 from h3core.linear import Linear
 from h3core.packing import Geometry, Noise, PackedSequence, audio_rows_to_latents, unpatchify
-from h3core.parallel import build_mode, check_mode, shard_for
-from h3core.partition import Partition
+from h3core.parallel import REDUCE_DTYPES, build_mode, check_mode, shard_for
+from h3core.partition import Partition, Shard
 from h3core.schedule import Schedules
-from h3core.weights import held_bytes
+from h3core.weights import DenoiserWeights, held_bytes
 
 EMBEDS = "prompt_embeds"
+DTYPE = torch.bfloat16
+"""The residual stream's dtype: fp16 overflows in this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,8 @@ def load_prompt_embeds(path: Path, config: H3Config) -> Tensor:
         embeds = embeds[0]
     if embeds.ndim != 2 or embeds.shape[0] < 1 or embeds.shape[1] != config.text_dim:
         raise ValueError(f"{EMBEDS}: got shape {tuple(embeds.shape)}, expected (tokens, {config.text_dim})")
-    if not embeds.dtype.is_floating_point:
-        raise ValueError(f"{EMBEDS}: got {embeds.dtype}, expected a floating-point dtype")
+    if embeds.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        raise ValueError(f"{EMBEDS}: got {embeds.dtype}, expected a floating-point dtype of 16 bits or more")
     if not bool(torch.isfinite(embeds).all()):
         raise ValueError(f"{EMBEDS}: got NaN or infinite values, expected finite ones; encode the prompt again")
     return embeds
@@ -101,17 +104,30 @@ def prepare(job: Job, launch: Launch) -> Prepared:
     Linear(job.linear)
     schedules = Schedules.build(job.evaluations)
     device = pick_device(job.device, launch)
+    if job.reduce_dtype not in REDUCE_DTYPES:
+        raise ValueError(f"reduce_dtype: got {job.reduce_dtype!r}, expected one of {', '.join(REDUCE_DTYPES)}")
+    if not -(2**63) <= job.seed < 2**64:
+        raise ValueError(f"seed: got {job.seed}, expected an integer of 64 bits")
     if launch.rank == 0:
-        for path in (job.out, job.report):
-            check_target(path, force=job.force)
-        if job.out.resolve() == job.report.resolve():
-            raise ValueError(f"--out and --report are both {job.out}; choose two names")
+        check_outputs(job)
     reader = DenoiserReader(job.checkpoint)
     embeds = load_prompt_embeds(job.prompt_embeds, reader.config)
     sequence = PackedSequence.build(job.geometry.latents, embeds.shape[0], reader.config.patch_size)
     Partition.build(reader.config, sequence.rows, launch.world)
     shard_for(job.mode, reader.config, launch.rank, launch.world)
     return Prepared(reader, embeds, sequence, schedules, device)
+
+
+def check_outputs(job: Job) -> None:
+    """Refuse outputs that cannot be written, or that are one of the inputs. Raises `ValueError`."""
+    for path in (job.out, job.report):
+        check_target(path, force=job.force)
+    if job.out.resolve() == job.report.resolve():
+        raise ValueError(f"--out and --report are both {job.out}; choose two names")
+    inputs = [job.prompt_embeds.resolve(), job.checkpoint.resolve()]
+    for path in (job.out, job.report):
+        if path.resolve() in inputs or job.checkpoint.resolve() in path.resolve().parents:
+            raise ValueError(f"{path}: is an input, or lies in the checkpoint's folder; choose another name")
 
 
 def generate(job: Job) -> int:
@@ -133,8 +149,16 @@ def generate(job: Job) -> int:
             return refuse(problems, launch)
         if prepared is None:
             raise RuntimeError("no problem was reported, but nothing was prepared")
+        loaded, problem = None, ""
+        try:
+            loaded = load(job, comm, prepared)
+        except (ValueError, OSError) as error:
+            problem = str(error)
+        problems = comm.gather_text(problem)
+        if loaded is None or any(problems):
+            return refuse(problems, launch)
         with torch.inference_mode():
-            run(job, launch, comm, prepared)
+            run(job, launch, comm, prepared, loaded)
     return 0
 
 
@@ -144,14 +168,31 @@ def refuse(problems: list[str], launch: Launch) -> int:
         for text in dict.fromkeys(filter(None, problems)):
             ranks = [rank for rank, other in enumerate(problems) if other == text]
             where = "" if len(ranks) == len(problems) else f" (rank {', '.join(map(str, ranks))})"
-            print(f"h3core: error: {text}{where}", file=sys.stderr)
+            print(f"h3core: error: {' '.join(text.split())}{where}", file=sys.stderr)
     return 2
 
 
-def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared) -> None:
-    """Load, denoise, gather; rank 0 writes latents and report."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One rank's shard on its device, and how long it took to get there."""
+
+    shard: Shard
+    weights: DenoiserWeights
+    seconds: float
+
+
+def load(job: Job, comm: Comm, prepared: Prepared) -> Loaded:
+    """Read this rank's shard. Raises `ValueError` for impossible values, `OSError` for a failing disk."""
+    started = time.perf_counter()
+    shard = shard_for(job.mode, prepared.reader.config, comm.rank, comm.world)
+    weights = prepared.reader.load(shard=shard, dtype=DTYPE, device=prepared.device)
+    return Loaded(shard, weights, time.perf_counter() - started)
+
+
+def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared, loaded: Loaded) -> None:
+    """Denoise and gather; rank 0 writes latents and report."""
     reader, sequence, device = prepared.reader, prepared.sequence, prepared.device
-    config, dtype = reader.config, torch.bfloat16
+    config = reader.config
     mode = build_mode(
         job.mode,
         config,
@@ -161,11 +202,7 @@ def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared) -> None:
         linear=job.linear,
         reduce_dtype=job.reduce_dtype,
     )
-    started = time.perf_counter()
-    shard = shard_for(job.mode, config, comm.rank, comm.world)
-    weights = reader.load(shard=shard, dtype=dtype, device=device)
-    load_seconds = time.perf_counter() - started
-    denoiser = Denoiser(config, weights, mode, dtype)
+    denoiser = Denoiser(config, loaded.weights, mode, DTYPE)
     noise = Noise.draw(config, sequence.latents, job.seed)
     comm.reset()
     seconds = [time.perf_counter()]
@@ -183,10 +220,10 @@ def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared) -> None:
         "rank": comm.rank,
         "device": device_name(device),
         "rows": mode.rows.size,
-        "heads": shard.heads.size,
-        "weight_bytes": held_bytes(weights),
+        "heads": loaded.shard.heads.size,
+        "weight_bytes": held_bytes(loaded.weights),
         "checkpoint_bytes_read": reader.bytes_read,
-        "load_s": load_seconds,
+        "load_s": loaded.seconds,
         "peak_device_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         "step_s": [after - before for before, after in pairwise(seconds)],
         "transport": comm.report(),
@@ -230,9 +267,14 @@ def write(job: Job, prepared: Prepared, video: Tensor, audio: Tensor, ranks: lis
         "latents": {name: {"shape": list(t.shape), "std": float(t.std())} for name, t in tensors.items()},
         "ranks": ranks,
     }
-    with replacing(job.out, force=job.force) as temporary:
-        save_file(tensors, temporary, metadata=provenance)
-    write_text(job.report, json.dumps(report, indent=1) + "\n", force=job.force)
+    out, report_path = job.out, job.report
+    if (
+        not job.force
+    ):  # minutes have passed: what came into being meanwhile is not ours to replace, nor a reason to lose this
+        out, report_path = free_name(out), free_name(report_path)
+    specs = {name: TensorSpec("F32", tuple(tensor.shape)) for name, tensor in sorted(tensors.items())}
+    write_file(out, specs, lambda name, _: tensors[name], metadata=provenance, force=job.force)
+    write_text(report_path, json.dumps(report, indent=1) + "\n", force=job.force)
     steps_s = max(max(rank["step_s"][1:] or rank["step_s"]) for rank in ranks)
-    print(f"{job.out}: video {tuple(tensors['video'].shape)}, audio {tuple(tensors['audio'].shape)}, fp32")
-    print(f"{job.report}: {len(ranks)} ranks, slowest step {steps_s:.3f} s")
+    print(f"{out}: video {tuple(tensors['video'].shape)}, audio {tuple(tensors['audio'].shape)}, fp32")
+    print(f"{report_path}: {len(ranks)} ranks, slowest step {steps_s:.3f} s")

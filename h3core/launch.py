@@ -31,7 +31,10 @@ class Launch:
         if any(value is None or not value.isdigit() for value in values):
             got = dict(zip(names, values, strict=True))
             raise ValueError(f"launch: got {got}, expected all three as numbers; start with torchrun, or unset them")
-        return cls(*(int(value) for value in values if value is not None))
+        launch = cls(*(int(value) for value in values if value is not None))
+        if launch.rank >= launch.world or launch.local_rank >= launch.world:
+            raise ValueError(f"launch: got {launch}, expected ranks below the world's size; start with torchrun")
+        return launch
 
 
 def pick_device(name: str, launch: Launch) -> torch.device:

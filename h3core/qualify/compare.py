@@ -6,6 +6,7 @@ or an expectation that is all one value, proves nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -62,6 +63,8 @@ def compare(what: str, got: Tensor, expected: Tensor, demand: Demand) -> Evidenc
     if not expected.numel():
         raise ComparisonError(f"{what}: nothing to compare, shape {tuple(expected.shape)}")
     wide = _widened(expected)
+    if bool(wide.isnan().any()):
+        raise ComparisonError(f"{what}: the expectation holds NaN, which nothing can be held against")
     spread = float(wide.max() - wide.min())
     if not spread > 0.0:
         raise ComparisonError(f"{what}: the expectation is constant ({float(wide.flatten()[0])}), which proves nothing")
@@ -93,7 +96,7 @@ class Identical:
         return {"differing": float(count)}, (
             f"{count} of {expected.numel()} elements differ in {len(rows)} rows (first rows {rows[:8]}), first at "
             f"{first}: got {_widened(got)[first].item()!r}, expected {_widened(expected)[first].item()!r}; largest "
-            f"difference {gap.nan_to_num(float('inf')).max().item():.3g}"
+            f"difference {gap.nan_to_num(math.inf, math.inf).max().item():.3g}"
         )
 
 
@@ -114,8 +117,8 @@ class RelativeRows:
         """The worst row's relative error; a NaN fails."""
         want = _widened(expected).flatten(1)
         error = (_widened(got).flatten(1) - want).norm(dim=1) / want.norm(dim=1)
-        worst = float(error.nan_to_num(float("inf")).max())
-        row = int(error.nan_to_num(float("inf")).argmax())
+        error = error.nan_to_num(math.inf, math.inf)
+        worst, row = float(error.max()), int(error.argmax())
         measured = {"worst_row_relative_error": worst}
         return measured, None if worst <= self.limit else f"row {row} has relative error {worst:.3g}"
 
@@ -148,7 +151,9 @@ class ErrorBudget:
         """The ratios; a NaN fails every one of them."""
         if expected.shape[0] < self.min_rows:
             return {}, f"{expected.shape[0]} rows are too few for the statistic, expected at least {self.min_rows}"
-        reference = _widened(self.reference)
+        if self.reference.shape != expected.shape:
+            return {}, f"got a reference of shape {tuple(self.reference.shape)}, expected {tuple(expected.shape)}"
+        reference = _widened(self.reference.detach().cpu())
         sharded, single = _widened(got) - reference, _widened(expected) - reference
         measured = {
             "rms_ratio": float(sharded.norm() / single.norm()),

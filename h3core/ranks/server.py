@@ -31,11 +31,17 @@ NUMERICS: Final = {
 """Environment that has to be in place before torch loads."""
 
 
+NVIDIA_DRIVER: Final = Path("/dev/nvidiactl")
+"""There where the NVIDIA driver has a device."""
+
+
 def preload_names() -> list[str]:
     """Modules that the server imports before it forks. They must be import-only and must not touch CUDA."""
     names = list(_PRELOAD)
-    # A file test, not find_spec: that would import the suite's package into whoever starts ranks.
-    if (Path(__file__).parents[1] / "qualify" / "tasks.py").is_file():
+    # A file test, not find_spec: that would import the suite's package into whoever starts ranks. Not where there is
+    # a GPU: the tasks import comfy-kitchen, which asks CUDA for the device when it is imported, and a process forked
+    # after that cannot use CUDA.
+    if (Path(__file__).parents[1] / "qualify" / "tasks.py").is_file() and not NVIDIA_DRIVER.exists():
         names.append(_SUITE_TASKS)
     if "pytest" in sys.modules:
         names.append("pytest")  # each rank imports its parent's main script, and bin/pytest imports pytest

@@ -269,12 +269,33 @@ def test_every_mode_of_one_rank_gives_the_same_latents(finished: Callable[..., R
 
 
 @short_clips
-def test_chosen_kernels_are_used_and_recorded(finished: Callable[..., Run]) -> None:
-    plain = finished("plain")
-    chosen = {"attention": "math", "linear": "w4a4", "reduce_dtype": "fp32"}
-    done = finished("chosen", **chosen)
-    assert {key: done.metadata[key] for key in chosen} == {key: done.report[key] for key in chosen} == chosen
-    assert not torch.equal(done.tensors["video"], plain.tensors["video"]), "w4a4 has other bits than w4a16"
+@pytest.mark.parametrize(("option", "value"), [("attention", "math"), ("linear", "w4a4")])
+def test_a_chosen_kernel_is_used_and_recorded(finished: Callable[..., Run], option: str, value: str) -> None:
+    plain, done = finished("plain"), finished("chosen", **{option: value})
+    assert done.metadata[option] == done.report[option] == value
+    assert not torch.equal(done.tensors["video"], plain.tensors["video"]), "another kernel has other bits"
+
+
+@short_clips
+def test_the_dtype_of_partial_sums_reaches_the_mode(
+    finished: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def noted(*args: Any, **chosen: Any) -> Any:
+        built.append(chosen["reduce_dtype"])
+        return build_mode(*args, **chosen)
+
+    monkeypatch.setattr(generate, "build_mode", noted)
+    done = finished(mode="tensor", reduce_dtype="fp32")
+    assert built == [done.metadata["reduce_dtype"]] == ["fp32"]
+
+
+@short_clips
+def test_a_cpu_run_uses_one_thread_whatever_it_was_given(finished: Callable[..., Run]) -> None:
+    torch.set_num_threads(2)
+    finished()
+    assert torch.get_num_threads() == 1, "the number of threads decides bits"
 
 
 @short_clips
@@ -773,10 +794,9 @@ def test_the_command_runs_as_a_process(inputs: Inputs, tmp_path: Path) -> None:
     assert sorted(listing(tmp_path)) == ["latents.safetensors", "report.json"]
 
 
-@pytest.mark.parametrize("case", ["two kinds of problem", "NaN in a weight"])
-def test_a_refusal_is_one_line_of_a_process_too(inputs: Inputs, tmp_path: Path, case: str) -> None:
+def test_a_refusal_is_one_line_of_a_process_too(inputs: Inputs, tmp_path: Path) -> None:
     results = folder(tmp_path / "results")
-    change, pattern = CHECKPOINTS[case]
+    change, pattern = CHECKPOINTS["NaN in a weight"]
     check_refused(process("generate", *options(inputs, results, **change(inputs, tmp_path))), pattern)
     assert listing(results) == {}
 

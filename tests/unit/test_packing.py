@@ -141,7 +141,9 @@ def test_a_released_length_is_taken_in_silence(frames: int) -> None:
     ("size", "name", "got", "neighbours"),
     [
         ((870, 480), "width", 870, (864, 896)),
+        ((880, 480), "width", 880, (864, 896)),
         ((864, 479), "height", 479, (448, 480)),
+        ((864, 400), "height", 400, (384, 416)),
         ((16, 480), "width", 16, (32, 64)),
         ((0, 480), "width", 0, (32, 64)),
         ((864, -32), "height", -32, (32, 64)),
