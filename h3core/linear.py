@@ -3,8 +3,8 @@
 The rows of a token linear are dealt over ranks, so that a BLAS which picks its kernel by the number of
 rows would give a sharded run other bits. Two mends, both without effect on the values:
 - on a CPU, calls with fewer than 4 rows are filled up to 4 (at 1, 2 and 3 rows MKL uses another kernel);
-- the fp32 input projections and output heads run in blocks of exactly 1,024 rows, the last one filled
-  up (on an H200, cuBLAS picks another split-K for each number of rows).
+- the fp32 input projections and output heads run in blocks of one fixed size, the last one filled up (on
+  an H200, cuBLAS picks another split-K for each number of rows).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from h3core.nvfp4 import AMAX_TO_SCALE, NVFP4Weight
 from h3core.weights import Affine, Weight
 
 CPU_MIN_ROWS: Final = 4
-BLOCK_ROWS: Final = 1024
+BLOCK_ROWS: Final = {"cuda": 1024, "cpu": 64}
+"""Rows of a block. On a CPU the fill alone would do; small blocks run the same code there at little cost."""
 LINEAR_KINDS: Final = ("w4a16", "w4a4")
 """How NVFP4 weights are multiplied. `w4a16`: dequantised to the activation dtype. `w4a4`: activations
 are quantised too; the product is native where the GPU has FP4 (compute capability 10 and up), emulated elsewhere."""
@@ -50,11 +51,8 @@ def dense(x_TK: Tensor, weight_NK: Tensor, bias: Tensor | None = None, out_dtype
 
 def blocked(x_TK: Tensor, affine: Affine) -> Tensor:
     """x W^T + b in blocks of exactly `BLOCK_ROWS` rows, in the weight's dtype (fp32 islands)."""
-    x_TK = x_TK.to(affine.weight.dtype)
-    blocks = [
-        dense(filled(block, BLOCK_ROWS), affine.weight, affine.bias)[: block.shape[0]]
-        for block in x_TK.split(BLOCK_ROWS)
-    ]
+    x_TK, size = x_TK.to(affine.weight.dtype), BLOCK_ROWS[x_TK.device.type]
+    blocks = [dense(filled(block, size), affine.weight, affine.bias)[: block.shape[0]] for block in x_TK.split(size)]
     return torch.cat(blocks) if len(blocks) != 1 else blocks[0]
 
 
