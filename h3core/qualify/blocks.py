@@ -16,7 +16,8 @@ from h3core.packing import AUDIO, TEXT, VIDEO, LatentShape, PackedSequence, clip
 from h3core.parallel import Mode, Single, build_mode, shard_for
 from h3core.partition import split
 from h3core.qualify.compare import Comparisons, Demand, Evidence, Identical, RelativeRows
-from h3core.qualify.transport import comm_of, draw
+from h3core.qualify.loop import comm_of
+from h3core.qualify.transport import draw
 from h3core.ranks import Rank
 from h3core.schedule import Schedules
 

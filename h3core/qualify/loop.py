@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,13 @@ from h3core.denoise import Step, denoise
 from h3core.denoiser import Denoiser
 from h3core.packing import LatentShape, Noise, PackedSequence
 from h3core.parallel import build_mode, shard_for
+from h3core.partition import Shard
 from h3core.ranks import Rank
 from h3core.schedule import Schedules
 from h3core.weights import held_bytes
+
+Rows = dict[int, tuple[Tensor, Tensor]]
+"""Per evaluation: video rows and audio rows of the whole sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,8 @@ class Case:
     attention: str = "sdpa"
     reduce_dtype: str = "activation"
     digest: bool = True
-    keep_velocities: tuple[int, ...] = ()
-    """Evaluations whose velocities are returned; with `feed`, they are computed from its latents."""
-    feed: tuple[tuple[Tensor, Tensor], ...] = ()
-    """Latent rows (video, audio) to start each of `keep_velocities` from, instead of the loop's own."""
+    keep: tuple[int, ...] = ()
+    """Evaluations whose starting latents and velocities are returned."""
 
 
 @dataclass(slots=True)
@@ -58,9 +60,9 @@ class Outcome:
     held_bytes: int
     own_rows: int
     own_heads: int
-    velocities: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    trajectory: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Latents that each of `keep_velocities` started from."""
+    trajectory: Rows
+    """Latents that each evaluation of `keep` started from."""
+    velocities: Rows
 
 
 def prompt_embeds(config: H3Config, text_rows: int, seed: int) -> Tensor:
@@ -69,8 +71,18 @@ def prompt_embeds(config: H3Config, text_rows: int, seed: int) -> Tensor:
     return torch.randn(text_rows, config.text_dim, generator=generator)
 
 
-def run_case(comm: Comm, case: Case, device: torch.device) -> Outcome:
-    """Load this rank's shard, denoise, and gather the latents. Call it in inference mode."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """One rank, loaded: what a case needs before its first evaluation."""
+
+    denoiser: Denoiser
+    sequence: PackedSequence
+    embeds: Tensor
+    shard: Shard
+
+
+def make_ready(comm: Comm, case: Case, device: torch.device) -> Ready:
+    """Compare plans, load this rank's shard."""
     reader = DenoiserReader(case.checkpoint)
     config = reader.config
     sequence = PackedSequence.build(case.latents, case.text_rows, config.patch_size)
@@ -85,33 +97,36 @@ def run_case(comm: Comm, case: Case, device: torch.device) -> Outcome:
     )
     shard = shard_for(case.mode, config, comm.rank, comm.world)
     weights = reader.load(shard=shard, dtype=case.dtype, device=device)
-    denoiser = Denoiser(config, weights, mode, case.dtype)
     embeds = prompt_embeds(config, case.text_rows, case.seed).to(case.dtype).to(device)
-    noise = Noise.draw(config, case.latents, case.seed)
-    comm.reset()
-    velocities: dict[int, tuple[Tensor, Tensor]] = {}
-    trajectory: dict[int, tuple[Tensor, Tensor]] = {}
+    return Ready(Denoiser(config, weights, mode, case.dtype), sequence, embeds, shard)
+
+
+def run_case(comm: Comm, case: Case, device: torch.device) -> Outcome:
+    """Load this rank's shard, denoise, and gather the latents. Call it in inference mode."""
+    ready = make_ready(comm, case, device)
+    denoiser, sequence = ready.denoiser, ready.sequence
+    noise = Noise.draw(denoiser.config, case.latents, case.seed)
+    trajectory: Rows = {}
+    velocities: Rows = {}
 
     def keep(step: Step) -> None:
-        if step.index in case.keep_velocities and not case.feed:
-            velocities[step.index] = gathered(denoiser, sequence, step.velocity_video, step.velocity_audio)
+        if step.index in case.keep:
             trajectory[step.index] = gathered(denoiser, sequence, step.video, step.audio)
+            velocities[step.index] = gathered(denoiser, sequence, step.velocity_video, step.velocity_audio)
 
-    video, audio = denoise(denoiser, sequence, embeds, noise, Schedules.build(case.evaluations), on_step=keep)
-    phases = comm.report()
-    if case.feed:
-        velocities = fed_velocities(denoiser, sequence, embeds, case)
+    comm.reset()
+    video, audio = denoise(denoiser, sequence, ready.embeds, noise, Schedules.build(case.evaluations), on_step=keep)
     return Outcome(
         comm.rank,
         comm.world,
         video.cpu(),
         audio.cpu(),
-        phases,
-        held_bytes(weights),
-        mode.rows.size,
-        shard.heads.size,
-        velocities,
+        comm.report(),
+        held_bytes(denoiser.weights),
+        denoiser.mode.rows.size,
+        ready.shard.heads.size,
         trajectory,
+        velocities,
     )
 
 
@@ -121,33 +136,38 @@ def gathered(denoiser: Denoiser, sequence: PackedSequence, video: Tensor, audio:
     return mode.gather(video, sequence.video).cpu(), mode.gather(audio, sequence.audio).cpu()
 
 
-def fed_velocities(
-    denoiser: Denoiser, sequence: PackedSequence, embeds: Tensor, case: Case
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """Velocities at `keep_velocities`, each computed from the given latents: errors do not add up over steps."""
+def velocities_at(comm: Comm, case: Case, latents: Rows, device: torch.device) -> Rows:
+    """Velocities at some evaluations, each from the given latents: errors do not add up over steps."""
+    ready = make_ready(comm, case, device)
     schedules = Schedules.build(case.evaluations)
-    request = denoiser.begin(sequence, embeds)
+    request = ready.denoiser.begin(ready.sequence, ready.embeds)
     dtype = torch.promote_types(case.dtype, torch.float32)
     velocities = {}
-    for index, (video, audio) in zip(case.keep_velocities, case.feed, strict=True):
-        own = (
-            video[slice(*request.video)].to(embeds.device, dtype),
-            audio[slice(*request.audio)].to(embeds.device, dtype),
-        )
-        velocities[index] = gathered(denoiser, sequence, *denoiser.velocity(request, *own, schedules.evaluation(index)))
+    for index, (video, audio) in latents.items():
+        own_video = video[slice(*request.video)].to(device, dtype)
+        own_audio = audio[slice(*request.audio)].to(device, dtype)
+        rows = ready.denoiser.velocity(request, own_video, own_audio, schedules.evaluation(index))
+        velocities[index] = gathered(ready.denoiser, ready.sequence, *rows)
     return velocities
 
 
 def real_ranks(rank: Rank, cases: Sequence[Case]) -> list[Outcome]:
     """Task: each case over the pool's process group."""
+    with torch.inference_mode():
+        return [run_case(comm_of(rank, digest=case.digest), case, rank.device) for case in cases]
+
+
+def real_velocities(rank: Rank, case: Case, latents: Rows) -> Rows:
+    """Task: `velocities_at` over the pool's process group."""
+    with torch.inference_mode():
+        return velocities_at(comm_of(rank), case, latents, rank.device)
+
+
+def comm_of(rank: Rank, *, digest: bool = False) -> Comm:
+    """A fresh `Comm` over the pool's process group."""
     if rank.group is None:
         raise ValueError(f"rank {rank.rank}: expected a process group")
-    outcomes = []
-    with torch.inference_mode():
-        for case in cases:
-            comm = ProcessGroupComm(rank.group, rank.device, digest=case.digest)
-            outcomes.append(run_case(comm, case, rank.device))
-    return outcomes
+    return ProcessGroupComm(rank.group, rank.device, digest=digest)
 
 
 def virtual_ranks(rank: Rank, world: int, cases: Sequence[Case]) -> list[list[Outcome]]:

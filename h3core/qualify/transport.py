@@ -12,17 +12,10 @@ import torch
 from torch import Tensor
 
 from h3core.attention import attention_backend
-from h3core.comm import Comm, ProcessGroupComm
 from h3core.partition import Partition, Span, split
 from h3core.qualify.compare import Comparisons, Evidence, Identical, RelativeRows, equal_facts
+from h3core.qualify.loop import comm_of
 from h3core.ranks import Rank
-
-
-def comm_of(rank: Rank) -> Comm:
-    """A fresh `Comm` over the pool's process group."""
-    if rank.group is None:
-        raise ValueError(f"rank {rank.rank}: expected a process group")
-    return ProcessGroupComm(rank.group, rank.device, digest=True)
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:

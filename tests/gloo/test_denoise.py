@@ -19,7 +19,7 @@ from h3core.packing import PackedSequence
 from h3core.partition import split
 from h3core.qualify.compare import ErrorBudget, Identical, RelativeRows, compare, equal_facts
 from h3core.qualify.invariance import probe
-from h3core.qualify.loop import Case, Outcome, real_ranks, virtual_ranks
+from h3core.qualify.loop import Case, Outcome, real_ranks, real_velocities, virtual_ranks
 from h3core.qualify.traffic import expected_bytes
 from h3core.ranks import RankPool
 from h3core.weights import held_bytes
@@ -160,28 +160,28 @@ def budgets(one_rank, checkpoints):
     """Per checkpoint: the case, one rank's bf16 run of it, and fp32 velocities from that run's latents."""
     known = {}
     for name in ("nvfp4", "bf16"):
-        wanted = case(getattr(checkpoints, name), "tensor", BUDGET, 4, keep_velocities=(0, 2, 3))
+        wanted = case(getattr(checkpoints, name), "tensor", BUDGET, 4, keep=(0, 2, 3))
         single = one_rank(wanted)
-        fed = replace(wanted, feed=tuple(single.trajectory[index] for index in wanted.keep_velocities))
         with RankPool(1) as alone:
-            ((reference,),) = alone.run(real_ranks, [replace(fed, mode="single", dtype=torch.float32)])
-        known[name] = (fed, single, reference)
+            in_fp32 = replace(wanted, mode="single", dtype=torch.float32)
+            (reference,) = alone.run(real_velocities, in_fp32, single.trajectory)
+        known[name] = (wanted, single, reference)
     return known
 
 
 @pytest.mark.parametrize("checkpoint", ["nvfp4", "bf16"])
 @pytest.mark.parametrize("reduce_dtype", ["activation", "fp32"])
 def test_tensor_velocities_stay_within_the_error_budget(pool, budgets, world, checkpoint, reduce_dtype, record, note):
-    fed, single, reference = budgets[checkpoint]
-    ((outcome,), *_) = pool.run(real_ranks, [replace(fed, reduce_dtype=reduce_dtype)])
+    wanted, single, reference = budgets[checkpoint]
+    sharded, *_ = pool.run(real_velocities, replace(wanted, reduce_dtype=reduce_dtype), single.trajectory)
     measured = []
-    for index in fed.keep_velocities:
+    for index in wanted.keep:
         for modality, part, high in (("video", 0, 1.05), ("audio", 1, 1.10)):
             evidence = compare(
                 f"{modality} velocity, evaluation {index}, {checkpoint}, {reduce_dtype} partials, world {world}",
-                outcome.velocities[index][part],
+                sharded[index][part],
                 single.velocities[index][part],
-                ErrorBudget(reference.velocities[index][part], 0.90, high),
+                ErrorBudget(reference[index][part], 0.90, high),
             )
             record(evidence)
             measured.append(evidence.measured)

@@ -15,7 +15,7 @@ import torch
 from h3core.partition import split
 from h3core.qualify import blocks, transport
 from h3core.qualify.compare import ComparisonError, ErrorBudget, Identical, RelativeRows, compare, equal_facts
-from h3core.qualify.loop import Case, real_ranks, virtual_ranks
+from h3core.qualify.loop import Case, real_ranks, real_velocities, virtual_ranks
 from h3core.ranks import RankPool
 from tests.faults import with_fault
 from tests.gloo.conftest import BUDGET, MIXED, Sequence
@@ -60,7 +60,7 @@ def healthy(checkpoints):
         "ulysses": replace(tensor_case(path, MIXED), mode="ulysses"),
         "tensor": tensor_case(path, MIXED),
         "fp64": tensor_case(path, MIXED, dtype=torch.float64),
-        "budget": tensor_case(path, BUDGET, keep_velocities=(1,)),
+        "budget": tensor_case(path, BUDGET, keep=(1,)),
     }
     nvfp4 = {name: replace(case, checkpoint=checkpoints.nvfp4) for name, case in cases.items()}
     with RankPool(1) as one:
@@ -68,15 +68,15 @@ def healthy(checkpoints):
 
 
 def measure(one: RankPool, cases: dict[str, Case]) -> dict:
+    budget = cases.pop("budget")
     single = {name: one.run(real_ranks, [replace(case, mode="single")])[0][0] for name, case in cases.items()}
-    feed = (single["budget"].trajectory[1],)
-    cases["budget"] = replace(cases["budget"], feed=feed)
-    reference = one.run(real_ranks, [replace(cases["budget"], mode="single", dtype=torch.float32)])[0][0]
+    ((at_budget,),) = one.run(real_ranks, [replace(budget, mode="single")])
+    (reference,) = one.run(real_velocities, replace(budget, mode="single", dtype=torch.float32), at_budget.trajectory)
     (virtual,) = one.run(virtual_ranks, WORLD, [cases["ulysses"], cases["tensor"]])
     return {
         "cases": cases,
         "single": single,
-        "reference": reference,
+        "budget": (budget, at_budget, reference[1]),
         "virtual": dict(zip(("ulysses", "tensor"), virtual, strict=True)),
     }
 
@@ -111,9 +111,11 @@ def red_checks(pool: RankPool, fault: str, known: dict) -> set[str]:
         got, expected = outcomes[name.split()[0]][0], single[name.split()[0]]
         judge(name, got.video, expected.video, demand)
         judge(name, got.audio, expected.audio, demand)
+    budget, at_budget, reference = known["budget"]
+    sharded, *_ = pool.run(with_fault, fault, real_velocities, budget, at_budget.trajectory)
     for part, high in ((0, 1.05), (1, 1.10)):
-        budget = ErrorBudget(known["reference"].velocities[1][part], 0.90, high)
-        judge("budget", outcomes["budget"][0].velocities[1][part], single["budget"].velocities[1][part], budget)
+        demand = ErrorBudget(reference[part], 0.90, high)
+        judge("budget", sharded[1][part], at_budget.velocities[1][part], demand)
     for red_here in pool.run(with_fault, fault, red_parts, cases["tensor"].checkpoint):
         red |= red_here
     return red
