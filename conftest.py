@@ -2,7 +2,8 @@
 
 import os
 
-# Before torch loads MKL: its fp32 products otherwise depend on how operands are aligned and on the number of threads.
-os.environ.setdefault("MKL_CBWR", "AVX2")
+from h3core.numerics import MKL_CBWR
+
+os.environ.setdefault("MKL_CBWR", MKL_CBWR)
 
 pytest_plugins = ["h3core.qualify.plugin"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-# Before torch loads MKL: its fp32 products otherwise depend on how operands are aligned and on the number of threads.
-os.environ.setdefault("MKL_CBWR", "AVX2")
+from h3core.numerics import MKL_CBWR
+
+os.environ.setdefault("MKL_CBWR", MKL_CBWR)  # before torch's first product
 
 import argparse
 import sys

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from h3core import __version__
-from h3core.atomic import check_target, free_name, write_text
+from h3core.atomic import check_space, check_target, free_name, write_text
 from h3core.attention import attention_backend
 from h3core.checkpoint import DenoiserReader, TensorSpec
 from h3core.checkpoint.writer import write_file
@@ -113,6 +113,11 @@ def prepare(job: Job, launch: Launch) -> Prepared:
     reader = DenoiserReader(job.checkpoint)
     embeds = load_prompt_embeds(job.prompt_embeds, reader.config)
     sequence = PackedSequence.build(job.geometry.latents, embeds.shape[0], reader.config.patch_size)
+    if launch.rank == 0:
+        values = (
+            sequence.video.size * reader.config.video_row_dim + sequence.audio.size * reader.config.audio_in_channels
+        )
+        check_space(job.out, 4 * values)
     Partition.build(reader.config, sequence.rows, launch.world)
     shard_for(job.mode, reader.config, launch.rank, launch.world)
     return Prepared(reader, embeds, sequence, schedules, device)
@@ -158,8 +163,8 @@ def generate(job: Job) -> int:
         if loaded is None or any(problems):
             return refuse(problems, launch)
         with torch.inference_mode():
-            run(job, launch, comm, prepared, loaded)
-    return 0
+            problems = comm.gather_text(run(job, launch, comm, prepared, loaded))
+        return refuse(problems, launch) if any(problems) else 0
 
 
 def refuse(problems: list[str], launch: Launch) -> int:
@@ -189,8 +194,8 @@ def load(job: Job, comm: Comm, prepared: Prepared) -> Loaded:
     return Loaded(shard, weights, time.perf_counter() - started)
 
 
-def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared, loaded: Loaded) -> None:
-    """Denoise and gather; rank 0 writes latents and report."""
+def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared, loaded: Loaded) -> str:
+    """Denoise and gather; rank 0 writes latents and report. Returns what kept it from writing, or nothing."""
     reader, sequence, device = prepared.reader, prepared.sequence, prepared.device
     config = reader.config
     mode = build_mode(
@@ -229,11 +234,15 @@ def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared, loaded: Loaded
         "transport": comm.report(),
     }
     ranks = [json.loads(text) for text in comm.gather_text(json.dumps(facts))]
-    if launch.rank == 0:
-        finite = bool(torch.isfinite(video).all()) and bool(torch.isfinite(audio).all())
-        if not finite:
-            raise RuntimeError("latents hold NaN or infinite values; nothing was written")
+    if launch.rank != 0:
+        return ""
+    if not (bool(torch.isfinite(video).all()) and bool(torch.isfinite(audio).all())):
+        return "the latents hold NaN or infinite values; nothing was written. Check the checkpoint's sha256 and the GPU"
+    try:
         write(job, prepared, video.cpu(), audio.cpu(), ranks)
+    except (ValueError, OSError) as error:  # the disk filled up, or the folder went away
+        return str(error)
+    return ""
 
 
 def device_name(device: torch.device) -> str:

@@ -1,10 +1,11 @@
 """One linear: y = x W^T, for a plain or an NVFP4 weight, over rows that a rank may hold a part of.
 
-The rows of a token linear are dealt over ranks, so that a BLAS which picks its kernel by the number of
-rows would give a sharded run other bits. Two mends, both without effect on the values:
-- on a CPU, calls with fewer than 4 rows are filled up to 4 (at 1, 2 and 3 rows MKL uses another kernel);
-- the fp32 input projections and output heads run in blocks of one fixed size, the last one filled up (on
-  an H200, cuBLAS picks another split-K for each number of rows).
+The rows of a token linear are dealt over ranks, and a BLAS picks its kernel by the number of rows: a sharded
+run would get other bits than one rank. Two mends, both without effect on the values:
+- on a CPU every linear runs in blocks of exactly 32 rows, the last one filled up (MKL has other kernels below
+  4 rows; on a CPU with AMX, oneDNN splits the sum of a bf16 product with K of 5,120 and more by the rows);
+- on a GPU the fp32 input projections and output heads run in blocks of 1,024 rows (on an H200, cuBLAS picks
+  another split-K for each number of rows). Its bf16 linears were equal from 16 or 235 rows on.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from h3core.nvfp4 import AMAX_TO_SCALE, NVFP4Weight
+from h3core.nvfp4 import AMAX_TO_SCALE, NVFP4Weight, check_quantisable
 from h3core.weights import Affine, Weight
 
-CPU_MIN_ROWS: Final = 4
-BLOCK_ROWS: Final = {"cuda": 1024, "cpu": 64}
-"""Rows of a block. On a CPU the fill alone would do; small blocks run the same code there at little cost."""
+BLOCK_ROWS: Final = {"cpu": 32, "cuda": 1024}
+"""Rows of a block."""
 LINEAR_KINDS: Final = ("w4a16", "w4a4")
 """How NVFP4 weights are multiplied. `w4a16`: dequantised to the activation dtype. `w4a4`: activations
 are quantised too; the product is native where the GPU has FP4 (compute capability 10 and up), emulated elsewhere."""
@@ -38,22 +38,31 @@ def dense(x_TK: Tensor, weight_NK: Tensor, bias: Tensor | None = None, out_dtype
 
     `out_dtype` float32 keeps the fp32 accumulator of a bf16 product unrounded.
     """
-    rows = x_TK.shape[0]
-    if x_TK.device.type == "cpu" and 0 < rows < CPU_MIN_ROWS:
-        return dense(filled(x_TK, CPU_MIN_ROWS), weight_NK, bias, out_dtype)[:rows]
-    if out_dtype is None or out_dtype == x_TK.dtype:
-        return F.linear(x_TK, weight_NK, bias)
-    if x_TK.device.type == "cuda" and out_dtype == torch.float32:
-        product = torch.mm(x_TK, weight_NK.t(), out_dtype=torch.float32)
-        return product if bias is None else product + bias
-    return F.linear(x_TK.to(out_dtype), weight_NK.to(out_dtype), None if bias is None else bias.to(out_dtype))
+    if x_TK.device.type == "cpu":
+        return in_blocks(x_TK, lambda block: product(block, weight_NK, bias, out_dtype))
+    return product(x_TK, weight_NK, bias, out_dtype)
 
 
 def blocked(x_TK: Tensor, affine: Affine) -> Tensor:
-    """x W^T + b in blocks of exactly `BLOCK_ROWS` rows, in the weight's dtype (fp32 islands)."""
-    x_TK, size = x_TK.to(affine.weight.dtype), BLOCK_ROWS[x_TK.device.type]
-    blocks = [dense(filled(block, size), affine.weight, affine.bias)[: block.shape[0]] for block in x_TK.split(size)]
+    """x W^T + b in blocks of one size on every device, in the weight's dtype: the fp32 islands."""
+    return in_blocks(x_TK.to(affine.weight.dtype), lambda block: product(block, affine.weight, affine.bias, None))
+
+
+def in_blocks(x_TK: Tensor, linear: Callable[[Tensor], Tensor]) -> Tensor:
+    """`linear` over blocks of exactly `BLOCK_ROWS` rows, the last one filled up with zeros."""
+    size = BLOCK_ROWS[x_TK.device.type]
+    blocks = [linear(filled(block, size))[: block.shape[0]] for block in x_TK.split(size)]
     return torch.cat(blocks) if len(blocks) != 1 else blocks[0]
+
+
+def product(x_TK: Tensor, weight_NK: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """x W^T + b in one call."""
+    if out_dtype is None or out_dtype == x_TK.dtype:
+        return F.linear(x_TK, weight_NK, bias)
+    if x_TK.device.type == "cuda" and out_dtype == torch.float32:
+        unrounded = torch.mm(x_TK, weight_NK.t(), out_dtype=torch.float32)
+        return unrounded if bias is None else unrounded + bias
+    return F.linear(x_TK.to(out_dtype), weight_NK.to(out_dtype), None if bias is None else bias.to(out_dtype))
 
 
 def has_native_fp4(device: torch.device) -> bool:
@@ -103,14 +112,15 @@ def w4a4(x_TK: Tensor, weight: NVFP4Weight, scale: Tensor, out_dtype: torch.dtyp
     to the fp32 sum: what the hardware does, up to the order of its sum.
     """
     rows, device = x_TK.shape[0], x_TK.device
+    check_quantisable(x_TK)
     codes, scales = ck.quantize_nvfp4(x_TK.contiguous(), scale, pad_16x=rows % 16 != 0)
     alpha = scale * weight.scale_2
     if has_native_fp4(device):
         kernel_dtype = out_dtype if out_dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
-        product: Tensor = ck.scaled_mm_nvfp4(
+        native: Tensor = ck.scaled_mm_nvfp4(
             codes, weight.codes, scale, weight.scale_2, scales, weight.scales, out_dtype=kernel_dtype, alpha=alpha
         )
-        return product[:rows].to(out_dtype)
+        return native[:rows].to(out_dtype)
     one = torch.ones((), dtype=torch.float32, device=device)
     exact = torch.bfloat16 if device.type == "cuda" else torch.float32
     x_exact = ck.dequantize_nvfp4(codes, one, scales, exact)

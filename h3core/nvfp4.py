@@ -142,8 +142,20 @@ def concat_rows(parts: Sequence[NVFP4Weight]) -> NVFP4Weight:
     )
 
 
+def check_quantisable(x: Tensor) -> None:
+    """Raise `ValueError` for a dtype that comfy-kitchen's quantiser does not take on the device of `x`."""
+    if x.device.type == "cuda" and x.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"NVFP4 on a GPU: got {x.dtype} to quantise, expected bfloat16 or float16; quantise on the CPU"
+        )
+
+
 def quantize(weight: Tensor) -> NVFP4Weight:
-    """Quantise a weight (N, K), N a multiple of 128 and K of 64, with scale_2 = amax / 2688 (fp32)."""
+    """Quantise a weight (N, K), N a multiple of 128 and K of 64, with scale_2 = amax / 2688 (fp32).
+
+    Raises `ValueError` for a dtype that the quantiser of the weight's device does not take.
+    """
+    check_quantisable(weight)
     scale_2 = weight.abs().amax().float() / AMAX_TO_SCALE
     codes, scales = ck.quantize_nvfp4(weight.contiguous(), scale_2)
     return NVFP4Weight(codes, scales, scale_2)

@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 from tqdm import tqdm
 
 from h3core.checkpoint.layout import expected_tensors
+from h3core.checkpoint.safetensors_format import encode_header, file_bytes, offsets
 from h3core.checkpoint.synthesize import DEFAULT_SEED, plan_files, synthesize
-from h3core.checkpoint.writer import encode_header, file_bytes, offsets
 from h3core.config import H3, TINY, H3Config
 
 SIZES: Final[dict[str, H3Config]] = {"tiny": TINY, "h3": H3}

@@ -109,6 +109,9 @@ def _environment(spec: Spec) -> dict[str, str]:
     if spec.backend == "gloo":
         # Otherwise gloo looks up the host's name, which fails or stalls where DNS does.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if spec.device == "cpu":
+        # comfy-kitchen asks CUDA for its device when it is imported: a context on the GPU, and its memory, a rank.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     rank, world = str(spec.rank), str(spec.world)
     environment |= {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": "0"}
     environment |= {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "GROUP_WORLD_SIZE": "1"}

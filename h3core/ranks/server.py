@@ -17,19 +17,20 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Final
 
+from h3core.numerics import MKL_CBWR
+
 _PRELOAD: Final = ("torch", "torch.distributed", "h3core", "h3core.ranks.child")
 _SUITE_TASKS: Final = "h3core.qualify.tasks"
 
 NUMERICS: Final = {
     # One intra-op thread: ranks share the cores, and a second thread splits sums elsewhere and changes their bits.
     "OMP_NUM_THREADS": "1",
-    # MKL otherwise picks kernels by buffer alignment, thread count and CPU maker, so the same matrix product can give
-    # other bits in another process. AVX2 pins one code path (on other makers' CPUs MKL takes it as AUTO, which pins
-    # one too). MKL reads this once, at its first call, so it is in place before torch loads.
-    "MKL_CBWR": "AVX2",
+    # MKL reads this once, at its first call, so it is in place before torch loads.
+    "MKL_CBWR": MKL_CBWR,
+    # torch otherwise counts GPUs through the CUDA runtime, and a process forked after that cannot use CUDA.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 """Environment that has to be in place before torch loads."""
-
 
 NVIDIA_DRIVER: Final = Path("/dev/nvidiactl")
 """There where the NVIDIA driver has a device."""
@@ -43,6 +44,8 @@ def preload_names() -> list[str]:
     # after that cannot use CUDA.
     if (Path(__file__).parents[1] / "qualify" / "tasks.py").is_file() and not NVIDIA_DRIVER.exists():
         names.append(_SUITE_TASKS)
+    else:
+        names.append("torch._dynamo")  # most of what importing the tasks takes
     if "pytest" in sys.modules:
         names.append("pytest")  # each rank imports its parent's main script, and bin/pytest imports pytest
     return names

@@ -1,38 +1,35 @@
-"""Output files are whole or absent, and a target that cannot be one is refused before any work is done for it.
+"""Output files and folders are whole or absent.
 
-A pass means: no failure leaves a half-written file or a temporary one, an existing file survives unless it was to be
-replaced, and folders, devices, fifos and dangling links are never written to.
+A pass means: no failure leaves a half-written file or a temporary one, what exists survives unless it was to be
+replaced, the disk has the data before the name, and permissions are those of any new file.
 Run: pytest tests/unit/test_atomic.py
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from h3core.atomic import check_target, replacing, write_text
-
-
-def listing(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
-
+from h3core.atomic import OutputError, flushed_file, new_file, new_folder, write_all, write_text
+from tests.unit.folders import folder_of_mode, listing
 
 # --- whole or absent ---------------------------------------------------------------------------------------------
 
 
 def test_a_file_appears_whole_and_alone(tmp_path: Path) -> None:
     out = tmp_path / "out.txt"
-    with replacing(out, force=False) as temporary:
-        temporary.write_bytes(b"half")
+    with new_file(out, force=False) as file:
+        write_all(file, b"who")
         assert not out.exists(), "the name is taken only at the end"
-        assert temporary.parent == tmp_path, "a rename works within one file system only"
-        temporary.write_bytes(b"whole")
+        assert Path(str(file.name)).parent == tmp_path, "a rename works within one file system only"
+        write_all(file, b"le")
     assert out.read_bytes() == b"whole"
     assert listing(tmp_path) == ["out.txt"]
 
@@ -41,8 +38,8 @@ def test_a_file_appears_whole_and_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("force", [False, True])
 def test_nothing_is_left_of_a_failure(tmp_path: Path, error: type[BaseException], force: bool) -> None:
     def fail() -> None:
-        with replacing(tmp_path / "out.txt", force=force) as temporary:
-            temporary.write_bytes(b"half")
+        with new_file(tmp_path / "out.txt", force=force) as file:
+            write_all(file, b"half")
             raise error
 
     with pytest.raises(error):
@@ -55,8 +52,8 @@ def test_a_failure_leaves_the_older_file_as_it_was(tmp_path: Path) -> None:
     out.write_text("older")
 
     def fail() -> None:
-        with replacing(out, force=True) as temporary:
-            temporary.write_text("half")
+        with new_file(out, force=True) as file:
+            write_all(file, b"half")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -77,8 +74,8 @@ def test_a_failure_of_the_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 
 def test_a_writer_that_takes_its_file_away_fails_and_leaves_nothing(tmp_path: Path) -> None:
     def lose() -> None:
-        with replacing(tmp_path / "out.txt", force=False) as temporary:
-            temporary.unlink()
+        with new_file(tmp_path / "out.txt", force=False) as file:
+            Path(str(file.name)).unlink()
 
     with pytest.raises(FileNotFoundError):
         lose()
@@ -113,6 +110,161 @@ def test_a_name_as_long_as_file_systems_take_is_written(tmp_path: Path) -> None:
     assert len(listing(tmp_path)) == 1
 
 
+def test_a_file_that_takes_little_at_once_is_written_whole() -> None:
+    taken = bytearray()
+
+    class Slow:
+        def write(self, data: memoryview) -> int:
+            taken.extend(data[:3])
+            return min(3, len(data))
+
+    slow: Any = Slow()
+    write_all(slow, b"a longer text")
+    assert taken == b"a longer text"
+
+
+# --- while it is written -----------------------------------------------------------------------------------------
+
+
+def test_a_file_that_came_into_being_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    with pytest.raises(OutputError, match="exists"), new_file(out, force=False):
+        out.write_text("somebody else's")
+    assert out.read_text() == "somebody else's"
+    assert listing(tmp_path) == ["out.txt"]
+
+
+def test_a_target_that_became_something_else_meanwhile_is_not_replaced_by_force(tmp_path: Path) -> None:
+    out = tmp_path / "out.txt"
+    out.touch()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OutputError, match="got a named pipe"), new_file(out, force=True):
+        (tmp_path / "fifo").rename(out)
+    assert stat.S_ISFIFO(out.stat().st_mode)
+    assert listing(tmp_path) == ["out.txt"]
+
+
+# --- flushing folders --------------------------------------------------------------------------------------------
+
+
+def failing_folders(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fsync = os.fsync
+
+    def fail(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_flushes_no_folders_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    failing_folders(monkeypatch, number)
+    write_text(tmp_path / "out.txt", "text", force=False)
+    with new_folder(tmp_path / "folder", force=False, replaceable=any_name) as folder, flushed_file(folder / "a"):
+        pass
+    assert listing(tmp_path) == ["folder", "out.txt"]
+
+
+def test_a_disk_that_fails_while_it_flushes_a_folder_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_folders(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        write_text(tmp_path / "out.txt", "text", force=False)
+    assert (tmp_path / "out.txt").read_text() == "text", "it was renamed before"
+
+
+@pytest.mark.skipif(not hasattr(os, "setresuid"), reason="needs a system on which root can become nobody")
+def test_a_folder_that_may_be_written_but_not_read_is_no_failure() -> None:
+    with folder_of_mode(0o333) as folder:
+        write_text(folder / "out.txt", "text", force=False)
+        assert (folder / "out.txt").read_text() == "text"
+
+
+# --- folders -----------------------------------------------------------------------------------------------------
+
+
+def any_name(name: str) -> bool:
+    return True
+
+
+def test_a_folder_appears_whole_and_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with umask(0o027), new_folder(out, force=False, replaceable=any_name) as folder:
+        assert folder.parent == tmp_path, "a rename works within one file system only"
+        for name in "ab":
+            with flushed_file(folder / name) as file:
+                write_all(file, name.encode())
+        assert not out.exists(), "the name is taken only at the end"
+    assert listing(tmp_path) == ["out"]
+    assert [(out / name).read_text() for name in listing(out)] == ["a", "b"]
+    assert stat.S_IMODE(out.stat().st_mode) == 0o750
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OSError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("older", [False, True])
+def test_nothing_is_left_of_a_failed_folder_and_the_older_one_stays(
+    tmp_path: Path, error: type[BaseException], older: bool
+) -> None:
+    if older:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "older").touch()
+
+    def fail() -> None:
+        with (
+            new_folder(tmp_path / "out", force=older, replaceable=any_name) as folder,
+            flushed_file(folder / "a") as file,
+        ):
+            write_all(file, b"half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert listing(tmp_path) == (["out"] if older else [])
+    assert not older or listing(tmp_path / "out") == ["older"]
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "older").touch()
+    with new_folder(tmp_path / "out", force=True, replaceable=any_name) as folder:
+        (folder / "newer").touch()
+    assert listing(tmp_path) == ["out"]
+    assert listing(tmp_path / "out") == ["newer"]
+
+
+def test_a_folder_that_got_other_things_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with (
+        pytest.raises(OutputError, match=r"holds b, .* not replacing it"),
+        new_folder(out, force=True, replaceable="a".__eq__),
+    ):
+        (out / "b").touch()
+    assert listing(tmp_path) == ["out"]
+    assert listing(out) == ["b"]
+
+
+def test_a_folder_and_all_in_it_are_flushed_before_the_name_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        flushed.append((stat.S_ISDIR(os.fstat(handle).st_mode), (tmp_path / "out").exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with new_folder(tmp_path / "out", force=False, replaceable=any_name) as folder, flushed_file(folder / "a"):
+        pass
+    assert flushed == [(False, False), (True, False), (True, True)], "the file, its folder, then the rename"
+
+
 # --- permissions -------------------------------------------------------------------------------------------------
 
 
@@ -134,105 +286,11 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path, mask: int, mode: 
     assert stat.S_IMODE(out.stat().st_mode) == mode
 
 
-def test_nobody_else_reads_the_file_while_it_is_written(tmp_path: Path) -> None:
-    with umask(0), replacing(tmp_path / "out.txt", force=False) as temporary:
-        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
-
-
-# --- targets -----------------------------------------------------------------------------------------------------
-
-
-def refused(path: Path, *, force: bool) -> str:
-    """The message of the refusal, which both doors must give, without touching the target's folder."""
-    with pytest.raises(ValueError) as checked:
-        check_target(path, force=force)
-    with pytest.raises(ValueError) as written:
-        write_text(path, "text", force=force)
-    assert str(written.value) == str(checked.value)
-    assert str(path) in str(checked.value)
-    return str(checked.value)
-
-
-def test_an_existing_file_is_refused_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "out.txt"
-    out.write_text("older")
-    assert "exists" in refused(out, force=False)
-    assert "--force" in refused(out, force=False)
-    assert out.read_text() == "older"
-    check_target(out, force=True)
-    write_text(out, "newer", force=True)
-    assert out.read_text() == "newer"
-    assert listing(tmp_path) == ["out.txt"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_folder_is_refused(tmp_path: Path, force: bool) -> None:
-    (tmp_path / "out").mkdir()
-    assert "no regular file" in refused(tmp_path / "out", force=force)
-    assert listing(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_fifo_is_refused_without_waiting_for_a_reader(tmp_path: Path, force: bool) -> None:
-    os.mkfifo(tmp_path / "out")
-    assert "no regular file" in refused(tmp_path / "out", force=force)
-    assert stat.S_ISFIFO((tmp_path / "out").stat().st_mode)
-    assert listing(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_device_is_refused(force: bool) -> None:
-    before = os.stat(os.devnull)
-    assert "no regular file" in refused(Path(os.devnull), force=force)
-    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
-    assert os.stat(os.devnull).st_ino == before.st_ino
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_link_to_a_device_is_refused(tmp_path: Path, force: bool) -> None:
-    (tmp_path / "out").symlink_to(os.devnull)
-    assert "no regular file" in refused(tmp_path / "out", force=force)
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_link_to_nothing_is_refused(tmp_path: Path, force: bool) -> None:
-    (tmp_path / "out").symlink_to(tmp_path / "gone")
-    assert "no regular file" in refused(tmp_path / "out", force=force)
-    assert listing(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_missing_folder_is_refused_and_not_made(tmp_path: Path, force: bool) -> None:
-    out = tmp_path / "absent" / "out.txt"
-    assert f"got no folder {out.parent}, expected it to exist" in refused(out, force=force)
-    assert listing(tmp_path) == []
-
-
-def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert "got no folder" in refused(tmp_path / "file" / "out.txt", force=False)
-
-
-@contextmanager
-def read_only_folder() -> Iterator[Path]:
-    """A folder that this process may list and enter, but not write to; root, whom no mode stops, becomes nobody."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o555)
-        root = os.getuid() == 0
-        try:
-            if root:
-                os.setresuid(65534, 65534, 0)
-            yield folder
-        finally:
-            if root:
-                os.setresuid(0, 0, 0)
-            folder.chmod(0o755)
-
-
-@pytest.mark.skipif(not hasattr(os, "setresuid"), reason="needs a system on which root can become nobody")
-def test_a_folder_that_cannot_be_written_is_refused_before_any_work() -> None:
-    with read_only_folder() as folder:
-        with pytest.raises((ValueError, OSError)) as refusal:
-            check_target(folder / "out.txt", force=False)
-        assert str(folder) in str(refusal.value)
+def test_permissions_are_so_from_the_start_and_the_mask_of_other_threads_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with umask(0o027):
+        monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask belongs to the whole process"))
+        with new_file(tmp_path / "out.txt", force=False) as file:
+            assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o640
+        monkeypatch.undo()
