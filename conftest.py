@@ -6,4 +6,4 @@ from h3core.numerics import MKL_CBWR
 
 os.environ.setdefault("MKL_CBWR", MKL_CBWR)
 
-pytest_plugins = ["h3core.qualify.plugin"]
+pytest_plugins = ["h3core.qualify.plugin", "pytester"]

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from h3core import __version__
+from h3core.atomic import check_target
 from h3core.config import TINY
 from h3core.qualify.evidence import Journal
 from h3core.ranks import RankPool
@@ -40,7 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
     worlds(config)
     if config.getoption("--rank-timeout") <= 0:
         raise pytest.UsageError("--rank-timeout: expected a positive number of seconds")
-    config.stash[JOURNAL] = Journal(config.getoption("--report-dir"), worlds(config))
+    folder = config.getoption("--report-dir")
+    if folder is not None:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            check_target(Path(folder) / "report.json", force=True)
+        except (OSError, ValueError) as error:
+            raise pytest.UsageError(f"--report-dir: {error}") from None
+    config.stash[JOURNAL] = Journal(folder, worlds(config))
     config.stash[POOLS] = {}
 
 
