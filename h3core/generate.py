@@ -32,7 +32,7 @@ from h3core.denoiser import Denoiser
 from h3core.launch import Launch, joined, pick_device
 from h3core.linear import Linear
 from h3core.packing import Geometry, Noise, PackedSequence, audio_rows_to_latents, unpatchify
-from h3core.parallel import REDUCE_DTYPES, build_mode, check_mode, shard_for
+from h3core.parallel import REDUCE_DTYPES, Mode, build_mode, check_mode, shard_for
 from h3core.partition import Partition, Shard
 from h3core.schedule import Schedules
 from h3core.weights import DenoiserWeights, held_bytes
@@ -179,36 +179,40 @@ def refuse(problems: list[str], launch: Launch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One rank's shard on its device, and how long it took to get there."""
+    """One rank's shard on its device, how long it took to get there, and the way through a block."""
 
+    mode: Mode
     shard: Shard
     weights: DenoiserWeights
     seconds: float
 
 
 def load(job: Job, comm: Comm, prepared: Prepared) -> Loaded:
-    """Read this rank's shard. Raises `ValueError` for impossible values, `OSError` for a failing disk."""
-    started = time.perf_counter()
-    shard = shard_for(job.mode, prepared.reader.config, comm.rank, comm.world)
-    weights = prepared.reader.load(shard=shard, dtype=DTYPE, device=prepared.device)
-    return Loaded(shard, weights, time.perf_counter() - started)
+    """Compare split plans with the other ranks, then read this rank's shard.
 
-
-def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared, loaded: Loaded) -> str:
-    """Denoise and gather; rank 0 writes latents and report. Returns what kept it from writing, or nothing."""
-    reader, sequence, device = prepared.reader, prepared.sequence, prepared.device
-    config = reader.config
+    Raises `ValueError` for plans that differ and for impossible values, `OSError` for a failing disk.
+    """
     mode = build_mode(
         job.mode,
-        config,
-        sequence.rows,
+        prepared.reader.config,
+        prepared.sequence.rows,
         comm,
         attention=job.attention,
         linear=job.linear,
         reduce_dtype=job.reduce_dtype,
     )
-    denoiser = Denoiser(config, loaded.weights, mode, DTYPE)
-    noise = Noise.draw(config, sequence.latents, job.seed)
+    started = time.perf_counter()
+    shard = shard_for(job.mode, prepared.reader.config, comm.rank, comm.world)
+    weights = prepared.reader.load(shard=shard, dtype=DTYPE, device=prepared.device)
+    return Loaded(mode, shard, weights, time.perf_counter() - started)
+
+
+def run(job: Job, launch: Launch, comm: Comm, prepared: Prepared, loaded: Loaded) -> str:
+    """Denoise and gather; rank 0 writes latents and report. Returns what kept it from writing, or nothing."""
+    reader, sequence, device = prepared.reader, prepared.sequence, prepared.device
+    mode = loaded.mode
+    denoiser = Denoiser(reader.config, loaded.weights, mode, DTYPE)
+    noise = Noise.draw(reader.config, sequence.latents, job.seed)
     comm.reset()
     seconds = [time.perf_counter()]
     bar = tqdm(total=job.evaluations, unit="step", disable=launch.rank != 0 or not sys.stderr.isatty())
