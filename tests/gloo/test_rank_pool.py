@@ -394,11 +394,16 @@ def test_a_skip_inside_a_rank_is_no_success(pool: RankPool) -> None:
 
 def test_ctrl_c_in_the_parent_ends_the_ranks(pool: RankPool) -> None:
     pids = [facts.pid for facts in pool.facts]
+    # A shell starts its background jobs with SIGINT ignored, and Python then leaves it so: no Ctrl-C to test.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        pool.run(never_arrive)
-    timer.join()
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(never_arrive)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not [pid for pid in pids if is_alive(pid)]
 
 
