@@ -108,7 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint_cli.add_parser(commands)
     args = parser.parse_args(argv)
     warnings.showwarning = show_warning
-    code: int = args.run(args)
+    try:
+        code: int = args.run(args)
+    except KeyboardInterrupt:
+        print("h3core: interrupted; nothing was written", file=sys.stderr)
+        return 130
     return code
 
 

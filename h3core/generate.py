@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from h3core.schedule import Schedules
 from h3core.weights import DenoiserWeights, held_bytes
 
 EMBEDS = "prompt_embeds"
+MOST_ROWS = 1 << 21
+"""Nineteen times the longest released clip: beyond it, a slip of the keyboard."""
 DTYPE = torch.bfloat16
 """The residual stream's dtype: fp16 overflows in this model."""
 
@@ -81,7 +84,7 @@ def load_prompt_embeds(path: Path, config: H3Config) -> Tensor:
         raise ValueError(f"{EMBEDS}: got shape {tuple(embeds.shape)}, expected (tokens, {config.text_dim})")
     if embeds.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         raise ValueError(f"{EMBEDS}: got {embeds.dtype}, expected a floating-point dtype of 16 bits or more")
-    if not bool(torch.isfinite(embeds).all()):
+    if not bool(torch.isfinite(embeds.to(DTYPE)).all()):
         raise ValueError(f"{EMBEDS}: got NaN or infinite values, expected finite ones; encode the prompt again")
     return embeds
 
@@ -113,6 +116,10 @@ def prepare(job: Job, launch: Launch) -> Prepared:
     reader = DenoiserReader(job.checkpoint)
     embeds = load_prompt_embeds(job.prompt_embeds, reader.config)
     sequence = PackedSequence.build(job.geometry.latents, embeds.shape[0], reader.config.patch_size)
+    if sequence.rows > MOST_ROWS:
+        raise ValueError(
+            f"geometry {job.geometry}: got {sequence.rows:,} rows, expected at most {MOST_ROWS:,}; ask for less"
+        )
     if launch.rank == 0:
         values = (
             sequence.video.size * reader.config.video_row_dim + sequence.audio.size * reader.config.audio_in_channels
@@ -142,10 +149,12 @@ def generate(job: Job) -> int:
     try:
         prepared = prepare(job, launch)
         device = prepared.device
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
         problem = str(error)
     if launch.world == 1 and problem:
         return refuse([problem], launch)
+    if launch.world > 1 and "MASTER_ADDR" not in os.environ:
+        return refuse(["launch: got RANK without MASTER_ADDR; start with torchrun"] * launch.world, launch)
     if device.type == "cpu":
         torch.set_num_threads(1)  # the number of threads decides bits: so one, at every world size
     with joined(launch, device) as comm:
@@ -154,6 +163,9 @@ def generate(job: Job) -> int:
             return refuse(problems, launch)
         if prepared is None:
             raise RuntimeError("no problem was reported, but nothing was prepared")
+        different = differences(comm.gather_text(json.dumps(request_of(job, prepared))))
+        if different:
+            return refuse([different] * launch.world, launch)
         loaded, problem = None, ""
         try:
             loaded = load(job, comm, prepared)
@@ -165,6 +177,41 @@ def generate(job: Job) -> int:
         with torch.inference_mode():
             problems = comm.gather_text(run(job, launch, comm, prepared, loaded))
         return refuse(problems, launch) if any(problems) else 0
+
+
+def request_of(job: Job, prepared: Prepared) -> dict[str, str]:
+    """Everything that decides the latents, as text: what all ranks must have in common."""
+    tensors = sorted((name, info.dtype, info.shape) for name, info in prepared.reader.checkpoint.tensors.items())
+    return {
+        "geometry": str(job.geometry),
+        "steps": str(job.evaluations),
+        "seed": str(job.seed),
+        "mode": job.mode,
+        "attention": job.attention,
+        "linear": job.linear,
+        "reduce-dtype": job.reduce_dtype,
+        "sha256 of the prompt embedding": hashlib.sha256(job.prompt_embeds.read_bytes()).hexdigest(),
+        "sha256 of the checkpoint's tensor list": hashlib.sha256(repr(tensors).encode()).hexdigest(),
+        "h3core": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def differences(requests: list[str]) -> str:
+    """What ranks that were started with different requests do not have in common; nothing where they agree.
+
+    Ranks that disagree would otherwise hang in a collective, or mix two requests into one result without a word.
+    """
+    asked = [json.loads(text) for text in requests]
+    found = []
+    for field in asked[0]:
+        values = [request[field] for request in asked]
+        if len(set(values)) > 1:
+            ranks = {value: [r for r, other in enumerate(values) if other == value] for value in dict.fromkeys(values)}
+            found.append(f"{field}: " + ", ".join(f"{value} on ranks {where}" for value, where in ranks.items()))
+    if not found:
+        return ""
+    return f"the ranks were started with different requests: {'; '.join(found)}. Give all of them the same"
 
 
 def refuse(problems: list[str], launch: Launch) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -54,12 +56,20 @@ def pick_device(name: str, launch: Launch) -> torch.device:
     return torch.device("cuda", launch.local_rank)
 
 
+def die_with_parent() -> None:
+    """Ask Linux to end this rank when its launcher is gone: a killed torchrun would leave ranks on the GPUs."""
+    pr_set_pdeathsig = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 @contextmanager
 def joined(launch: Launch, device: torch.device) -> Iterator[Comm]:
     """This rank's `Comm`; alone, it needs no process group."""
     if launch.world == 1:
         yield alone()
         return
+    die_with_parent()
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)

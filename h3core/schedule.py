@@ -14,6 +14,8 @@ from torch import Tensor
 
 VIDEO_SHIFT: Final = 12.0
 AUDIO_SHIFT: Final = 3.0
+MOST_EVALUATIONS: Final = 1 << 20
+"""Beyond it, a slip of the keyboard: refused before anything is built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Schedule:
         """
         if evaluations < 1:
             raise ValueError(f"evaluations: got {evaluations}, expected at least 1")
+        if evaluations > MOST_EVALUATIONS:
+            raise ValueError(f"evaluations: got {evaluations}, expected at most {MOST_EVALUATIONS:,}; use fewer")
         base = torch.linspace(1.0, 0.0, evaluations + 1, dtype=torch.float32)
         sigmas = torch.unique_consecutive(shift * base / (1 + (shift - 1) * base))
         if len(sigmas) != evaluations + 1:

@@ -86,6 +86,8 @@ def read_header(path: str | Path) -> Header:
     try:
         if path.is_dir():
             raise CheckpointError(f"{path}: got a folder, {_SAFETENSORS}; name the file inside it")
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: got a device or a pipe, {_SAFETENSORS}")
         with path.open("rb") as file:
             file_bytes = path.stat().st_size
             start = file.read(512)

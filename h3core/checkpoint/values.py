@@ -22,7 +22,7 @@ _AT_ONCE: Final = 1 << 18
 
 
 def float_problems(tensor: Tensor) -> Iterator[str]:
-    """NaN and infinity in a floating-point tensor, with counts."""
+    """NaN and infinity in a floating-point tensor, with counts, and a matrix of nothing but zeros."""
     if tensor.numel() == 0:
         return
     # aminmax passes NaN on, and needs no mask of the tensor's size.
@@ -30,6 +30,8 @@ def float_problems(tensor: Tensor) -> Iterator[str]:
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
         yield f"got {nan} NaN and {inf} infinite of {tensor.numel()} values, expected finite ones"
+    elif tensor.ndim == 2 and not bool(low) and not bool(high):
+        yield f"got {tensor.numel()} zeros, expected a weight: the bytes are missing, as in a download that broke off"
 
 
 def nvfp4_problems(weight: NVFP4Weight) -> Iterator[str]:
@@ -43,7 +45,9 @@ def nvfp4_problems(weight: NVFP4Weight) -> Iterator[str]:
         nan = int(((stored & _NAN) == _NAN).sum())
         negative = int(((stored >= _SIGN) & (stored != (_SIGN | _NAN))).sum())
         yield f"weight_scale: got {nan} NaN and {negative} negative of {stored.numel()} block scales, expected positive"
-    if low == 0:
+    if high == 0:
+        yield f"weight_scale: got {stored.numel()} zeros, expected block scales: the bytes are missing"
+    elif low == 0:
         empty, wrong = _zero_blocks(weight)
         if wrong:
             yield (

@@ -54,7 +54,10 @@ class Journal:
 
     def sections(self) -> dict[str, list[str]]:
         """Titles and lines of what checks noted, the row-invariance table first."""
-        table = [f"{dtype:9} {result.describe()}" for (dtype, _), result in self._invariance.items()]
+        sound = [key for key, result in self._invariance.items() if not result.broken]
+        table = [f"{len(sound)} of {len(self._invariance)} operations give a row the same bits at every number of rows"]
+        table += [f"{key[0]:9} {result.describe()}" for key, result in self._invariance.items() if result.broken]
+        table = table if self._invariance else []
         return ({"row-invariance": table} if table else {}) | self.notes
 
     def outcome(self, check: str, outcome: str, seconds: float) -> None:
@@ -73,10 +76,14 @@ class Journal:
         return [
             f"{len(every):,} comparisons in {len(self.evidence):,} checks, {sum(e.elements for e in every):,} elements",
             f"{len(exact):,} of them bit for bit, {sum(e.bytes for e in exact):,} bytes",
+            *([f"report: {Path(self._folder) / 'report.json'}"] if self._folder is not None else []),
         ]
 
-    def write(self, exit_status: int) -> None:
-        """Write `report.json` to the folder, atomically. Raises `OSError` where it cannot be written."""
+    def write(self, exit_status: int | None) -> None:
+        """Write `report.json` to the folder, atomically; `exit_status` None says that the run is in progress.
+
+        Raises `OSError` or `ValueError` where it cannot be written.
+        """
         if self._folder is None:
             return
         report = {
@@ -84,6 +91,7 @@ class Journal:
             "h3core": __version__,
             "started_unix_s": round(self._started, 3),
             "duration_s": round(time.time() - self._started, 3),
+            "state": "in progress" if exit_status is None else "ended",
             "pytest_exit_status": exit_status,
             "worlds": list(self._worlds),
             "machine": {
@@ -93,7 +101,8 @@ class Journal:
                 "cpu_capability": torch.backends.cpu.get_cpu_capability(),
                 "cores": os.cpu_count(),
             },
-            "notes": self.sections(),
+            "row_invariance": [f"{dtype} {result.describe()}" for (dtype, _), result in self._invariance.items()],
+            "notes": self.notes,
             "checks": {
                 check: {**outcome, "evidence": [item.as_dict() for item in self.evidence.get(check, ())]}
                 for check, outcome in self._outcomes.items()

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from h3core import __version__
-from h3core.atomic import check_target
 from h3core.config import TINY
 from h3core.qualify.evidence import Journal
 from h3core.ranks import RankPool
@@ -43,13 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--rank-timeout") <= 0:
         raise pytest.UsageError("--rank-timeout: expected a positive number of seconds")
     folder = config.getoption("--report-dir")
-    if folder is not None:
+    if config.getoption("numprocesses", None) and (folder is not None or "gloo" in config.getoption("markexpr", "")):
+        raise pytest.UsageError("xdist (-n): rank checks run in this process, and their evidence; leave -n out")
+    config.stash[JOURNAL] = Journal(folder, worlds(config))
+    if not config.getoption("collectonly"):
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            check_target(Path(folder) / "report.json", force=True)
+            config.stash[JOURNAL].write(None)  # in progress: an older report must not be taken for this run's
         except (OSError, ValueError) as error:
             raise pytest.UsageError(f"--report-dir: {error}") from None
-    config.stash[JOURNAL] = Journal(folder, worlds(config))
     config.stash[POOLS] = {}
 
 
@@ -143,4 +142,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the report, whatever the outcome."""
-    session.config.stash[JOURNAL].write(int(exitstatus))
+    if not session.config.getoption("collectonly"):
+        session.config.stash[JOURNAL].write(int(exitstatus))

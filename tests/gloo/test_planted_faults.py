@@ -147,7 +147,10 @@ def red_parts(rank, checkpoint: str) -> set[str]:
 def test_a_planted_fault_turns_its_checks_red(pool_of_three, healthy, fault, note, record):
     # The pruned checkpoint has no SiLU: it is folded into its curve.
     red = red_checks(pool_of_three, fault, healthy["full" if fault.startswith("SiLU") else "nvfp4"])
-    note("planted faults: checks that went red", [f"{fault:38} {', '.join(sorted(red)) or 'NONE'}"])
+    note(
+        "planted faults, and the checks that saw them (as they must)",
+        [f"{fault:38} {', '.join(sorted(red)) or 'NONE'}"],
+    )
     record(equal_facts(f"checks that see {fault!r}", red & MUST_SEE[fault], MUST_SEE[fault]))
 
 

@@ -84,7 +84,9 @@ def test_a_mistake_is_one_line_and_code_2(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_terminated_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     code = (
-        "import argparse, sys\n"
+        "import argparse, signal, sys\n"
+        # A shell starts its background jobs with SIGINT ignored, and Python then leaves it so.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from h3core.checkpoint.cli import add_parser\n"
         "parser = argparse.ArgumentParser()\n"
         "add_parser(parser.add_subparsers(required=True))\n"

@@ -6,6 +6,7 @@ Run: pytest tests/unit/test_checkpoint_integrity.py
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -280,3 +281,9 @@ def test_shards_of_two_sets_are_refused(tmp_path: Path) -> None:
     assert "shards of different sets" in refusal(tmp_path)
     index(tmp_path, {"w1.a": "model-00001-of-00001.safetensors", "z": "other.safetensors"})
     assert "with and without a number" in refusal(tmp_path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(CheckpointError, match="got a device or a pipe"):
+        read_header(tmp_path / "pipe.safetensors")

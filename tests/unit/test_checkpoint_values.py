@@ -126,3 +126,15 @@ def test_file_that_shrinks_while_it_is_read_is_an_error(layouts: dict[str, Path]
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(CheckpointError, match="become shorter"):
         reader.load()
+
+
+def test_a_matrix_of_nothing_but_zeros_is_refused() -> None:
+    from h3core.checkpoint.values import float_problems, nvfp4_problems
+    from h3core.nvfp4 import NVFP4Weight
+
+    (problem,) = float_problems(torch.zeros(4, 8))
+    assert "got 32 zeros, expected a weight: the bytes are missing" in problem
+    assert not list(float_problems(torch.zeros(8))), "a bias may be zero"
+    scales = torch.zeros(128, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    empty = NVFP4Weight(torch.zeros(128, 32, dtype=torch.uint8), scales, torch.tensor(1.0))
+    assert any("got 512 zeros, expected block scales" in problem for problem in nvfp4_problems(empty))

@@ -79,7 +79,10 @@ def test_a_fault_in_shared_code_is_seen_by_an_oracle(checks, fault, note):
                 check()
             except (ComparisonError, ValueError):
                 red.add(name)
-    note("planted faults in shared code: oracles that went red", [f"{fault:38} {', '.join(sorted(red)) or 'NONE'}"])
+    note(
+        "planted faults in shared code, and the oracles that saw them (as they must)",
+        [f"{fault:38} {', '.join(sorted(red)) or 'NONE'}"],
+    )
     assert must_see <= red
 
 

@@ -98,3 +98,21 @@ def test_options_that_cannot_be_met_are_usage_errors(run, tmp_path, options, mes
 def test_a_test_without_the_marker_keeps_its_own_world(run):
     source = "import pytest\n\n@pytest.mark.parametrize('world', [7])\ndef test_own(world):\n    assert world == 7\n"
     assert run(source).ret == 0
+
+
+def test_an_older_report_is_not_taken_for_this_runs(run, tmp_path):
+    (tmp_path / "report.json").write_text('{"pytest_exit_status": 0}')
+    source = (
+        "import json, pathlib\n"
+        f"def test_now():\n    report = json.loads(pathlib.Path({str(tmp_path / 'report.json')!r}).read_text())\n"
+        "    assert report['state'] == 'in progress' and report['pytest_exit_status'] is None\n"
+    )
+    assert run(source, "--report-dir", str(tmp_path)).ret == 0
+    assert report_of(tmp_path)["state"] == "ended"
+
+
+def test_xdist_is_refused_for_rank_checks(run, tmp_path):
+    for options in (("-m", "gloo"), ("--report-dir", str(tmp_path))):
+        result = run(CHECK, "-n", "2", *options)
+        assert result.ret == 4
+        assert "leave -n out" in result.stderr.str()
