@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except KeyboardInterrupt:
-        print("h3core: interrupted; nothing was written", file=sys.stderr)
+        print("h3core: interrupted; every output file is whole or absent", file=sys.stderr)
         return 130
     return code
 

@@ -5,7 +5,7 @@ run would get other bits than one rank. Two mends, both without effect on the va
 - on a CPU every linear runs in blocks of exactly 32 rows, the last one filled up (MKL has other kernels below
   4 rows; on a CPU with AMX, oneDNN splits the sum of a bf16 product with K of 5,120 and more by the rows);
 - on a GPU the fp32 input projections and output heads run in blocks of 1,024 rows (on an H200, cuBLAS picks
-  another split-K for each number of rows). Its bf16 linears were equal from 16 or 235 rows on.
+  another split-K for each number of rows).
 """
 
 from __future__ import annotations
