@@ -29,7 +29,7 @@ def segments(rank: Rank, latents: LatentShape, text_rows: int, hidden: int) -> l
     sequence = PackedSequence.build(latents, text_rows, (1, 2, 2))
     own = split(sequence.rows, rank.world, "token rows")[rank.rank]
     tags = torch.tensor([TEXT] * sequence.text.size + [AUDIO] * sequence.audio.size + [VIDEO] * sequence.video.size)
-    checks = Comparisons()
+    checks = Comparisons(rank.rank)
     for index in (0, 1):  # one distinct timestep, then two
         evaluation = Schedules.build(2).evaluation(index)
         clocks = torch.tensor([evaluation.clocks["audio" if tag == AUDIO else "video"] for tag in tags])
@@ -60,7 +60,7 @@ def block_parts(
     y = draw(11, sequence.rows, config.hidden_size, dtype=dtype)
     cos, sin = rotary_tables(sequence.positions.float(), inverse_frequencies(config.rope_freq_dim, config.rope_theta))
     rows, rotary_rows = slice(*sharded.rows), slice(*sharded.rotary_rows)
-    checks = Comparisons()
+    checks = Comparisons(rank.rank)
     with torch.inference_mode():
         got = sharded.attention(y[rows], own.blocks[0].attn, (cos[rotary_rows], sin[rotary_rows]))
         expected = alone.attention(y, whole.blocks[0].attn, (cos, sin))[rows]
@@ -91,7 +91,7 @@ def output_heads(
 
     with torch.inference_mode():
         got, expected = velocities(sharded), velocities(alone)
-    checks = Comparisons()
+    checks = Comparisons(rank.rank)
     for name, ours, whole in zip(("video", "audio"), got, expected, strict=True):
         checks.compare(f"{name} output head, {dtype}", ours, whole, Identical())
     return checks.finish()

@@ -28,6 +28,8 @@ class Evidence:
     max_abs: float
     """Largest absolute difference."""
     measured: dict[str, float]
+    rank: int | None = None
+    """The rank that computed what was compared; None where it was no rank's own."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for a report."""
@@ -49,8 +51,8 @@ class Demand(Protocol):
         """Measured figures, and what is wrong (None: nothing)."""
 
 
-def compare(what: str, got: Tensor, expected: Tensor, demand: Demand) -> Evidence:
-    """Compare `got` with `expected` (same shape and dtype) under `demand`.
+def compare(what: str, got: Tensor, expected: Tensor, demand: Demand, *, rank: int | None = None) -> Evidence:
+    """Compare `got` (computed by `rank`) with `expected` (same shape and dtype) under `demand`.
 
     Raises `ComparisonError` where the demand is not met, shapes or dtypes differ, there is nothing to compare,
     or `expected` is constant.
@@ -72,7 +74,8 @@ def compare(what: str, got: Tensor, expected: Tensor, demand: Demand) -> Evidenc
     measured, problem = demand.judge(got, expected)
     if problem is not None:
         raise ComparisonError(f"{what}: {problem} (demand: {demand.text})")
-    return Evidence(what, demand.text, expected.numel(), expected.nbytes, spread, float(difference.max()), measured)
+    largest = float(difference.max())
+    return Evidence(what, demand.text, expected.numel(), expected.nbytes, spread, largest, measured, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,7 @@ class ErrorBudget:
         return measured, "; ".join(problems) or None
 
 
-def equal_facts(what: str, got: Any, expected: Any) -> Evidence:
+def equal_facts(what: str, got: Any, expected: Any, *, rank: int | None = None) -> Evidence:
     """Compare two plain values (counts, digests) that must be equal and not empty.
 
     Raises `ComparisonError` that shows both.
@@ -183,27 +186,28 @@ def equal_facts(what: str, got: Any, expected: Any) -> Evidence:
     if got != expected:
         raise ComparisonError(f"{what}: got {got!r}, expected {expected!r}")
     count = len(expected) if hasattr(expected, "__len__") else 1
-    return Evidence(what, "equal", count, 0, 0.0, 0.0, {})
+    return Evidence(what, "equal", count, 0, 0.0, 0.0, {}, rank)
 
 
 class Comparisons:
-    """Several comparisons of one rank task, judged together at the end.
+    """Several comparisons of one rank's task, judged together at the end.
 
     A rank that raised between two collectives would leave its peers waiting in the next one, and one wrong
     byte would look like a hang.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.evidence: list[Evidence] = []
         self.problems: list[str] = []
 
     def compare(self, what: str, got: Tensor, expected: Tensor, demand: Demand) -> None:
         """As `compare`, but a failure is kept."""
-        self._keep(lambda: compare(what, got, expected, demand))
+        self._keep(lambda: compare(what, got, expected, demand, rank=self.rank))
 
     def equal_facts(self, what: str, got: Any, expected: Any) -> None:
         """As `equal_facts`, but a failure is kept."""
-        self._keep(lambda: equal_facts(what, got, expected))
+        self._keep(lambda: equal_facts(what, got, expected, rank=self.rank))
 
     def finish(self) -> list[Evidence]:
         """All evidence. Raises `ComparisonError` with every problem; nothing compared is one."""

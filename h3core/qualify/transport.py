@@ -36,7 +36,7 @@ def rows_heads_rows(rank: Rank, rows: int, heads: int, width: int, dtypes: Seque
     comm = comm_of(rank)
     plan = Partition(split(rows, rank.world, "token rows"), split(heads, rank.world, "attention heads"))
     own_rows, own_heads = plan.rows[rank.rank], plan.heads[rank.rank]
-    checks = Comparisons()
+    checks = Comparisons(rank.rank)
     for seed, dtype in enumerate(dtypes):
         whole = [draw(100 * seed + part, rows, heads, width, dtype=dtype).to(rank.device) for part in range(3)]
         own = [part[own_rows.start : own_rows.stop] for part in whole]
@@ -66,7 +66,7 @@ def sharded_attention(
     exact = torch.einsum("nts,snd->tnd", scores.softmax(-1), v.double())[own.start : own.stop]
     # One rounding of probabilities and one of the result, each half an ulp, with room for the sum's own.
     limit = 8 * torch.finfo(dtype).eps
-    checks = Comparisons()
+    checks = Comparisons(rank.rank)
     checks.compare(f"sharded attention, {dtype}", got, whole, Identical())
     why = "8 ulp: rounded probabilities, rounded result"
     checks.compare(f"sharded attention against fp64, {dtype}", got.double(), exact, RelativeRows(limit, why))
@@ -77,7 +77,7 @@ def ragged_gather(rank: Rank, spans: Sequence[Span], width: int, dtypes: Sequenc
     """Every rank gets every row; spans may be empty."""
     comm = comm_of(rank)
     own = spans[rank.rank]
-    checks = Comparisons()
+    checks = Comparisons(rank.rank)
     for seed, dtype in enumerate(dtypes):
         whole = draw(seed, spans[-1].stop, width, dtype=dtype).to(rank.device)
         got = comm.gather_rows(whole[own.start : own.stop], tuple(spans), "gather")
@@ -91,7 +91,7 @@ def ragged_reduce_scatter(rank: Rank, rows: int, width: int, dtypes: Sequence[to
     comm = comm_of(rank)
     plan = Partition(split(rows, rank.world, "token rows"), split(rank.world, rank.world))
     own = plan.rows[rank.rank]
-    checks = Comparisons()
+    checks = Comparisons(rank.rank)
     for dtype in dtypes:
         partials = [draw(1000 + peer, rows, width, dtype=dtype).to(rank.device) for peer in range(rank.world)]
         got = comm.reduce_scatter_rows(partials[rank.rank], plan, "reduce", dtype)
@@ -123,4 +123,4 @@ def largest(rank: Rank) -> Evidence:
     comm = comm_of(rank)
     values = [float((7 * peer) % rank.world) + 0.5 for peer in range(rank.world)]
     got = comm.max(torch.tensor(values[rank.rank], device=rank.device), "amax")
-    return equal_facts("max over ranks", float(got), max(values))
+    return equal_facts("max over ranks", float(got), max(values), rank=rank.rank)

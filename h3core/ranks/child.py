@@ -70,7 +70,7 @@ def main(spec: Spec, conn: Connection) -> None:
         threading.Thread(target=_watch_parent, args=(spec.folder,), daemon=True).start()
         try:
             rank = _join(spec)
-            hello = encode(Done(START, RankFacts(spec.rank, os.getpid(), preloaded)))
+            hello = encode(Done(START, _facts(rank, preloaded)))
         except Exception as error:
             conn.send_bytes(encode(_raised(START, error)))
             return
@@ -141,6 +141,25 @@ def _join(spec: Spec) -> Rank:
         device_id=device if spec.backend == "nccl" else None,  # connect now: failures belong to the start
     )
     return Rank(spec.rank, spec.world, device, spec.backend, dist.group.WORLD)
+
+
+def _facts(rank: Rank, preloaded: bool) -> RankFacts:
+    """This rank's proof of presence: what the process group and the device say, not what was asked for."""
+    name, uuid = None, None
+    if rank.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(rank.device)
+        name, uuid = properties.name, f"GPU-{properties.uuid}"
+    return RankFacts(
+        rank=dist.get_rank(rank.group),
+        world=dist.get_world_size(rank.group),
+        backend=dist.get_backend(rank.group),
+        pid=os.getpid(),
+        device=str(rank.device),
+        device_name=name,
+        device_uuid=uuid,
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        preloaded=preloaded,
+    )
 
 
 def _perform(rank: Rank, message: bytes) -> bytes:

@@ -36,14 +36,22 @@ class Rank:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank says of itself when it is ready.
+    """What a rank says of itself when it has joined, each value read inside the rank: its proof of presence.
 
-    `preloaded`: the fork server had imported torch and h3core before it forked this rank. False means that ranks work
-    but import everything anew, and that torch loaded without the server's environment.
+    `world` and `backend` are the process group's own. `device_uuid` is the GPU's ("GPU-..."), None on a CPU; `cpus` are
+    the logical CPUs that the rank may run on. `preloaded`: the fork server had imported torch and h3core before it
+    forked this rank; False means that ranks work but import everything anew, and that torch loaded without the
+    server's environment.
     """
 
     rank: int
+    world: int
+    backend: str
     pid: int
+    device: str
+    device_name: str | None
+    device_uuid: str | None
+    cpus: tuple[int, ...]
     preloaded: bool
 
 
