@@ -1,4 +1,4 @@
-"""The command line: `python -m h3core generate` and `python -m h3core checkpoint`."""
+"""The command line: `python -m h3core generate`, `checkpoint`, `qualify`, `preflight` and `report`."""
 
 from __future__ import annotations
 
@@ -99,6 +99,22 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
         print(f"h3core: warning: {message}", file=sys.stderr)
 
 
+def add_suite(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The suite's commands. Loaded when one may be meant: they need packages that the runtime does without."""
+    try:
+        from h3core.qualify import cli as qualify
+        from h3core.qualify.preflight import cli as preflight
+        from h3core.qualify.report import cli as report
+    except ModuleNotFoundError as error:
+        missing = f"this command needs {error.name}; pip install -c constraints.txt -e '.[qualify]'"
+        for name in ("qualify", "preflight", "report"):
+            stub = commands.add_parser(name, help=missing, add_help=False)
+            stub.set_defaults(run=lambda _: fail(missing))
+        return
+    for room in (qualify, preflight, report):
+        room.add_parser(commands)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="h3core", description="MiniMax-H3 over 1..N GPUs")
@@ -106,7 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_generate(commands)
     checkpoint_cli.add_parser(commands)
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] not in ("generate", "checkpoint"):
+        add_suite(commands)
+    own, rest = (words, []) if "--" not in words else (words[: words.index("--")], words[words.index("--") + 1 :])
+    args = parser.parse_args(own, argparse.Namespace(rest=list(rest)))
+    if rest and own[:1] != ["qualify"]:
+        parser.error(f"{own[0] if own else 'no command'}: takes nothing after --, got {' '.join(rest)}")
     warnings.showwarning = show_warning
     try:
         code: int = args.run(args)

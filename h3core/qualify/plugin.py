@@ -1,146 +1,163 @@
-"""The pytest plugin: options, markers, worlds, rank pools, and the evidence of each check.
+"""The pytest plugin: options, the plan of a run, and the fixtures of rank checks. `Recorder` has the other hooks.
 
-`pytest -m gloo` runs the CPU tier at 2, 4, 6 and 8 ranks; `--world N[,N]` narrows it.
+`pytest -m gloo` qualifies this machine's software on its CPU; `--world N[,N]` says at which numbers of ranks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from h3core import __version__
-from h3core.config import TINY
-from h3core.qualify.evidence import Journal
+from h3core.qualify.closing import begin_report, refuse_report
+from h3core.qualify.controls import Caught
+from h3core.qualify.journal import Journal
+from h3core.qualify.opening import older_report, plan_of, refused_plan, register_markers
+from h3core.qualify.options import OPTIONS, resolve
+from h3core.qualify.preflight import blocking, judge, read_box
+from h3core.qualify.recorder import Recorder
+from h3core.qualify.refusals import is_inert, is_worker
+from h3core.qualify.report.files import read_report
+from h3core.qualify.report.schema import ReportError
+from h3core.qualify.run import Plan, Run
 from h3core.ranks import RankPool
 
-DEFAULT_WORLDS = (2, 4, 6, 8)
-JOURNAL = pytest.StashKey[Journal]()
-POOLS = pytest.StashKey[dict[int, RankPool]]()
+RUN = pytest.StashKey[Run]()
+SIGTERM = pytest.StashKey[Any]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add h3core's options."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add h3core's options; an older report does not outlive a command line that pytest is about to refuse."""
     group = parser.getgroup("h3core", "MiniMax-H3 over several ranks")
-    group.addoption("--world", default=None, metavar="N[,N]", help="ranks to run rank checks at (default: 2,4,6,8)")
-    group.addoption(
-        "--rank-timeout", type=float, default=120.0, metavar="SECONDS", help="longest that ranks may take for one task"
-    )
-    group.addoption(
-        "--report-dir", default=None, metavar="DIR", help="write the evidence of each check to DIR/report.json"
-    )
+    for option in OPTIONS:
+        words: dict[str, Any] = {"default": None, "help": f"{option.help} (or {option.variable})"}
+        words |= {"action": "store_const", "const": "1"} if option.metavar is None else {"metavar": option.metavar}
+        group.addoption(option.flag, **words)
+    config = pluginmanager.get_plugin("pytestconfig")
+    if config is not None:
+        arguments, folder = config.invocation_params.args, config.invocation_params.dir
+        older = older_report(arguments, os.environ, folder)
+        if older is not None:
+            plan = Plan(resolve({}, {}), "gloo", None, (), (), "python -m pytest", older.parent)
+            refuse_report(plan, "pytest did not accept its command line")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register markers; refuse worlds that cannot be run."""
-    config.addinivalue_line("markers", "gloo: real ranks on this machine's CPU, over Gloo")
-    worlds(config)
-    if config.getoption("--rank-timeout") <= 0:
-        raise pytest.UsageError("--rank-timeout: expected a positive number of seconds")
-    folder = config.getoption("--report-dir")
-    if config.getoption("numprocesses", None) and (folder is not None or "gloo" in config.getoption("markexpr", "")):
-        raise pytest.UsageError("xdist (-n): rank checks run in this process, and their evidence; leave -n out")
-    config.stash[JOURNAL] = Journal(folder, worlds(config))
-    if not config.getoption("collectonly"):
-        try:
-            config.stash[JOURNAL].write(None)  # in progress: an older report must not be taken for this run's
-        except (OSError, ValueError) as error:
-            raise pytest.UsageError(f"--report-dir: {error}") from None
-    config.stash[POOLS] = {}
-
-
-def worlds(config: pytest.Config) -> tuple[int, ...]:
-    """The worlds of this run. Raises `pytest.UsageError` for what the test model cannot be cut into."""
-    text = config.getoption("--world")
-    if text is None:
-        return DEFAULT_WORLDS
+    """Decide what this run is to do; refuse what cannot be done; start the report as INCOMPLETE."""
+    expression = str(config.getoption("markexpr", "") or "")
+    register_markers(config, expression)
+    inert = is_inert(config) or is_worker(config)
     try:
-        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise pytest.UsageError(f"--world: got {text!r}, expected N or N,N,...") from None
-    most = TINY.num_attention_heads
-    if any(not 2 <= number <= most for number in numbers):
-        raise pytest.UsageError(
-            f"--world: got {text!r}, expected 2 to {most}: the test model has {most} heads, and world 1 always runs"
-        )
-    return numbers
+        run = _opened(config, expression, inert)
+    except pytest.UsageError as error:
+        if not inert and (plan := refused_plan(config, expression, os.environ)) is not None:
+            refuse_report(plan, str(error))
+        raise
+    config.stash[RUN] = run
+    config.pluginmanager.register(Recorder(run), "h3core-recorder")
+    if not inert and threading.current_thread() is threading.main_thread():
+        config.stash[SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: _terminated(run))
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A rank check that asks for `world` runs once at each; same worlds run together and share a pool."""
-    if "world" in metafunc.fixturenames and metafunc.definition.get_closest_marker("gloo"):
-        metafunc.parametrize("world", worlds(metafunc.config), scope="session", ids=lambda number: f"world={number}")
+def _opened(config: pytest.Config, expression: str, inert: bool) -> Run:
+    plan = plan_of(config, expression, os.environ)
+    run = Run(plan, Journal(None if inert else plan.folder))
+    if inert:
+        return run
+    if earlier := plan.settings["compare"].value:
+        try:
+            read_report(Path(earlier))
+        except (OSError, ReportError) as error:
+            raise pytest.UsageError(f"--compare: {error}") from None
+    if plan.tier is not None:
+        run.preflight = judge(read_box(), world=max(plan.worlds), device=plan.tier.device)
+        if bad := blocking(run.preflight):
+            raise pytest.UsageError("; ".join(f"{item.name}: {item.got}; {item.action}" for item in bad))
+    try:
+        begin_report(run)
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"--report-dir: {error}") from None
+    return run
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    """What this run stands on."""
-    return [
-        f"h3core {__version__}, torch {torch.__version__}, CPU {torch.backends.cpu.get_cpu_capability()}, "
-        f"{os.cpu_count()} cores, worlds {', '.join(map(str, worlds(config)))}"
-    ]
+def _terminated(run: Run) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+    run.interrupted_by = "SIGTERM"
+    raise KeyboardInterrupt("SIGTERM")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give SIGTERM back."""
+    if SIGTERM in config.stash:
+        signal.signal(signal.SIGTERM, config.stash[SIGTERM])
+        del config.stash[SIGTERM]
 
 
 @pytest.fixture(scope="session")
-def pool(world: int, request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    """Real ranks over Gloo, kept for all checks of one world."""
-    with RankPool(world, backend="gloo", timeout=request.config.getoption("--rank-timeout")) as ranks:
+def run(request: pytest.FixtureRequest) -> Run:
+    """This run: its plan, and what has been seen."""
+    return request.config.stash[RUN]
+
+
+@pytest.fixture(scope="session")
+def plan(run: Run) -> Plan:
+    """What this run is to do: worlds, modes, settings."""
+    return run.plan
+
+
+@pytest.fixture(scope="session")
+def control_world(plan: Plan) -> int:
+    """The world at which the negative controls run."""
+    return plan.control_world or max(plan.worlds)
+
+
+@pytest.fixture(scope="session")
+def pool(world: int, run: Run) -> Iterator[RankPool]:
+    """Real ranks over Gloo, kept for all checks of one world; they prove their presence when they come up."""
+    yield from _present(world, run)
+
+
+@pytest.fixture(scope="session")
+def alone(run: Run) -> Iterator[RankPool]:
+    """A pool of one rank, kept for the whole run."""
+    yield from _present(1, run)
+
+
+def _present(world: int, run: Run) -> Iterator[RankPool]:
+    with RankPool(world, backend="gloo", timeout=run.plan.settings["rank_timeout"].value) as ranks:
+        run.presence[world] = ranks.facts
         yield ranks
 
 
 @pytest.fixture
-def record(request: pytest.FixtureRequest) -> Any:
+def record(request: pytest.FixtureRequest, run: Run) -> Any:
     """Takes the evidence of a check: `record(evidence)` or `record(list_of_evidence)`, any depth of lists."""
-    journal = request.config.stash[JOURNAL]
-    return lambda evidence: journal.add(request.node.nodeid, evidence)
+    return lambda evidence: run.journal.add(request.node.nodeid, evidence)
 
 
 @pytest.fixture
-def row_invariance(request: pytest.FixtureRequest) -> Any:
+def caught(run: Run) -> Any:
+    """Takes a negative control that was caught: `caught(slug, Caught(...))`, the slug being the check's variant."""
+
+    def keep(slug: str, control: Caught) -> None:
+        run.caught[slug] = control
+
+    return keep
+
+
+@pytest.fixture
+def row_invariance(run: Run) -> Any:
     """Takes the results of a row-invariance probe, for one table over all worlds: `row_invariance(dtype, results)`."""
-    return request.config.stash[JOURNAL].row_invariance
+    return run.journal.row_invariance
 
 
 @pytest.fixture
-def note(request: pytest.FixtureRequest) -> Any:
+def note(run: Run) -> Any:
     """Takes a line or a table for the summary at the end: `note(title, lines)`."""
-    return request.config.stash[JOURNAL].note
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A rank check that passes without having recorded any evidence is a failure: nothing was checked."""
-    report = yield
-    journal = item.config.stash[JOURNAL]
-    owes = "record" in getattr(item, "fixturenames", ())
-    if report.when == "call" and report.passed and owes and not journal.count(item.nodeid):
-        report.outcome = "failed"
-        report.longrepr = f"{item.nodeid}: passed without recording evidence of what it compared"
-    if report.when == "call":
-        journal.outcome(item.nodeid, report.outcome, report.duration)
-    elif not report.passed:
-        journal.outcome(item.nodeid, "error" if report.failed else report.outcome, report.duration)
-    return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tables that checks noted, then what the rank checks compared."""
-    journal = terminalreporter.config.stash[JOURNAL]
-    for title, lines in journal.sections().items():
-        terminalreporter.section(title)
-        for line in lines:
-            terminalreporter.write_line(line)
-    if journal.evidence:
-        terminalreporter.section("evidence")
-        for line in journal.summary():
-            terminalreporter.write_line(line)
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the report, whatever the outcome."""
-    if not session.config.getoption("collectonly"):
-        session.config.stash[JOURNAL].write(int(exitstatus))
+    return run.journal.note

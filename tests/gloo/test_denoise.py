@@ -20,6 +20,8 @@ from h3core.partition import split
 from h3core.qualify.compare import ErrorBudget, Identical, RelativeRows, compare, equal_facts
 from h3core.qualify.invariance import probe
 from h3core.qualify.loop import Case, Outcome, real_ranks, real_velocities, virtual_ranks
+from h3core.qualify.parity import equals_virtual
+from h3core.qualify.run import Plan
 from h3core.qualify.traffic import expected_bytes
 from h3core.ranks import RankPool
 from h3core.weights import held_bytes
@@ -37,14 +39,12 @@ from tests.gloo.conftest import (
 
 pytestmark = pytest.mark.gloo
 
-MODES = ("ulysses", "tensor")
-
 
 def case(checkpoint: str, mode: str, sequence: Sequence, evaluations: int = 4, **options) -> Case:
     return Case(checkpoint, mode, sequence.latents, sequence.text, evaluations, **options)
 
 
-def cases(checkpoints: Checkpoints, world: int, mode: str) -> dict[str, Case]:
+def cases(checkpoints: Checkpoints, world: int, mode: str, plan: Plan) -> dict[str, Case]:
     """What is run at one world in one mode; each of them is also run on virtual ranks."""
     fp32 = torch.float32
     nvfp4, bf16 = checkpoints.nvfp4, checkpoints.bf16
@@ -65,58 +65,57 @@ def cases(checkpoints: Checkpoints, world: int, mode: str) -> dict[str, Case]:
     }
     if mode == "tensor":
         table["fp32 partials"] = case(bf16, mode, MIXED, reduce_dtype="fp32")
-    return table
+    return {name: chosen(wanted, plan) for name, wanted in table.items()}
+
+
+def chosen(wanted: Case, plan: Plan) -> Case:
+    """With the seed of this run, and its attention where the case has none of its own."""
+    attention = plan.settings["attention"].value if wanted.attention == "sdpa" else wanted.attention
+    return replace(wanted, seed=plan.settings["seed"].value, attention=attention)
 
 
 @pytest.fixture(scope="module")
-def run_real(pool, checkpoints, world):
+def run_real(pool, checkpoints, world, plan):
     """Outcomes of all cases over the pool, per mode, once a world."""
     return {
         mode: dict(zip(table, zip(*pool.run(real_ranks, list(table.values())), strict=True), strict=True))
-        for mode in MODES
-        for table in [cases(checkpoints, world, mode)]
+        for mode in plan.modes
+        for table in [cases(checkpoints, world, mode, plan)]
     }
 
 
 @pytest.fixture(scope="module")
-def run_virtual_ranks(checkpoints, world):
+def run_virtual_ranks(checkpoints, world, plan):
     """The same over virtual ranks, in a fresh process per mode: no earlier run decides for it."""
 
     def run(mode: str) -> dict[str, list[Outcome]]:
-        table = cases(checkpoints, world, mode)
+        table = cases(checkpoints, world, mode, plan)
         with RankPool(1) as alone:
             (per_case,) = alone.run(virtual_ranks, world, list(table.values()))
         return dict(zip(table, per_case, strict=True))
 
     with ThreadPoolExecutor() as both:  # a baton keeps each of them on one core
-        return dict(zip(MODES, both.map(run, MODES), strict=True))
+        return dict(zip(plan.modes, both.map(run, plan.modes), strict=True))
 
 
 @pytest.fixture(scope="session")
-def one_rank():
+def one_rank(alone):
     """Outcomes of one rank in mode single, each distinct case once."""
     seen: dict[Case, Outcome] = {}
-    with RankPool(1) as alone:
 
-        def run(wanted: Case) -> Outcome:
-            key = replace(wanted, mode="single")
-            if key not in seen:
-                ((seen[key],),) = alone.run(real_ranks, [key])
-            return seen[key]
+    def run(wanted: Case) -> Outcome:
+        key = replace(wanted, mode="single")
+        if key not in seen:
+            ((seen[key],),) = alone.run(real_ranks, [key])
+        return seen[key]
 
-        yield run
+    return run
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_real_ranks_equal_virtual_ranks_bit_for_bit(run_real, run_virtual_ranks, world, mode, record):
     for name, outcomes in run_real[mode].items():
         for real, virtual in zip(outcomes, run_virtual_ranks[mode][name], strict=True):
-            label = f"{name}, rank {real.rank} of {world}"
-            record(compare(f"video latents, {label}", real.video, virtual.video, Identical()))
-            record(compare(f"audio latents, {label}", real.audio, virtual.audio, Identical()))
-            received = {phase: facts["received_digest"] for phase, facts in real.phases.items()}
-            expected = {phase: facts["received_digest"] for phase, facts in virtual.phases.items()}
-            record(equal_facts(f"digests of received payloads, {label}", received, expected))
+            record(equals_virtual(name, real, virtual))
 
 
 def test_row_invariance_holds_at_the_shapes_of_this_tier(world, record, row_invariance):
@@ -135,32 +134,32 @@ def probe_task(rank, rows, parts, dtype):
     return probe(TINY, rows, parts, dtype=dtype, device=rank.device)
 
 
-def test_ulysses_latents_equal_one_rank_bit_for_bit(run_real, one_rank, checkpoints, world, record):
-    for name, wanted in cases(checkpoints, world, "ulysses").items():
+def test_ulysses_latents_equal_one_rank_bit_for_bit(run_real, one_rank, checkpoints, world, plan, record):
+    for name, wanted in cases(checkpoints, world, "ulysses", plan).items():
         single = one_rank(wanted)
         for outcome in run_real["ulysses"][name]:
             label = f"{name}, rank {outcome.rank} of {world}"
-            record(compare(f"video latents, {label}", outcome.video, single.video, Identical()))
-            record(compare(f"audio latents, {label}", outcome.audio, single.audio, Identical()))
+            record(compare(f"video latents, {label}", outcome.video, single.video, Identical(), rank=outcome.rank))
+            record(compare(f"audio latents, {label}", outcome.audio, single.audio, Identical(), rank=outcome.rank))
 
 
 @pytest.mark.parametrize("checkpoint", ["nvfp4", "bf16", "diffusers", "wide"])
-def test_tensor_latents_equal_one_rank_in_fp64(pool, one_rank, checkpoints, world, checkpoint, record):
+def test_tensor_latents_equal_one_rank_in_fp64(pool, one_rank, checkpoints, world, plan, checkpoint, record):
     demand = RelativeRows(1e-12, "fp64 sums in another order; a logic error is orders of magnitude larger")
-    wanted = case(getattr(checkpoints, checkpoint), "tensor", MIXED, 2, dtype=torch.float64)
+    wanted = chosen(case(getattr(checkpoints, checkpoint), "tensor", MIXED, 2, dtype=torch.float64), plan)
     single = one_rank(wanted)
     for (outcome,) in pool.run(real_ranks, [wanted]):
         label = f"{checkpoint}, rank {outcome.rank} of {world}"
-        record(compare(f"video latents, {label}", outcome.video, single.video, demand))
-        record(compare(f"audio latents, {label}", outcome.audio, single.audio, demand))
+        record(compare(f"video latents, {label}", outcome.video, single.video, demand, rank=outcome.rank))
+        record(compare(f"audio latents, {label}", outcome.audio, single.audio, demand, rank=outcome.rank))
 
 
 @pytest.fixture(scope="session")
-def budgets(one_rank, checkpoints):
+def budgets(one_rank, checkpoints, plan):
     """Per checkpoint: the case, one rank's bf16 run of it, and fp32 velocities from that run's latents."""
     known = {}
     for name in ("nvfp4", "bf16"):
-        wanted = case(getattr(checkpoints, name), "tensor", BUDGET, 4, keep=(0, 2, 3))
+        wanted = chosen(case(getattr(checkpoints, name), "tensor", BUDGET, 4, keep=(0, 2, 3)), plan)
         single = one_rank(wanted)
         with RankPool(1) as alone:
             in_fp32 = replace(wanted, mode="single", dtype=torch.float32)
@@ -182,6 +181,7 @@ def test_tensor_velocities_stay_within_the_error_budget(pool, budgets, world, ch
                 sharded[index][part],
                 single.velocities[index][part],
                 ErrorBudget(reference[index][part], 0.90, high, distinct=reduce_dtype == "activation"),
+                rank=0,
             )
             record(evidence)
             measured.append(evidence.measured)
@@ -190,9 +190,8 @@ def test_tensor_velocities_stay_within_the_error_budget(pool, budgets, world, ch
     note("error budget: tensor in bf16", [f"world {world}, {checkpoint}, {reduce_dtype} partials: {line}"])
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_counted_bytes_equal_the_formula(run_real, checkpoints, world, mode, record):
-    for name, wanted in cases(checkpoints, world, mode).items():
+def test_counted_bytes_equal_the_formula(run_real, checkpoints, world, mode, plan, record):
+    for name, wanted in cases(checkpoints, world, mode, plan).items():
         config = WIDE if name == "56 heads" else TINY
         sequence = PackedSequence.build(wanted.latents, wanted.text_rows, config.patch_size)
         for outcome in run_real[mode][name]:
@@ -210,18 +209,23 @@ def test_counted_bytes_equal_the_formula(run_real, checkpoints, world, mode, rec
             if wanted.linear == "w4a4":  # one scalar a linear whose input is dealt over ranks
                 scalars = counted.pop("amax")
                 linears = {"ulysses": 4, "tensor": 2}[mode] * config.num_layers * wanted.evaluations
-                record(equal_facts(f"amax bytes, {name}", scalars, linears * (world - 1) * wanted.dtype.itemsize))
-            record(equal_facts(f"bytes sent, {name}, rank {outcome.rank} of {world}", counted, expected))
+                amax_bytes = linears * (world - 1) * wanted.dtype.itemsize
+                record(equal_facts(f"amax bytes, {name}", scalars, amax_bytes, rank=outcome.rank))
+            what = f"bytes sent, {name}, rank {outcome.rank} of {world}"
+            record(equal_facts(what, counted, expected, rank=outcome.rank))
 
 
-def test_tensor_shards_are_smaller_than_the_whole(run_real, one_rank, checkpoints, world, record):
-    wanted = cases(checkpoints, world, "tensor")["nvfp4 bf16"]
+def test_tensor_shards_are_smaller_than_the_whole(run_real, one_rank, checkpoints, world, plan, record):
+    wanted = cases(checkpoints, world, "tensor", plan)["nvfp4 bf16"]
     whole = one_rank(wanted).held_bytes
-    held = [outcome.held_bytes for outcome in run_real["tensor"]["nvfp4 bf16"]]
+    outcomes = run_real["tensor"]["nvfp4 bf16"]
+    held = [outcome.held_bytes for outcome in outcomes]
     blocks = block_bytes(checkpoints.nvfp4)
     replicated = whole - blocks
     record(equal_facts("block bytes over all ranks", sum(h - replicated for h in held), blocks + scalar_copies(world)))
-    assert max(held) < whole
+    for outcome in outcomes:
+        what = f"rank {outcome.rank} of {world} holds less than the whole"
+        record(equal_facts(what, outcome.held_bytes < whole, True, rank=outcome.rank))
 
 
 def block_bytes(path: str) -> int:

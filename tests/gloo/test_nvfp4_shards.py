@@ -56,7 +56,7 @@ def test_shards_of_one_block_are_the_rows_and_columns_of_the_whole(pool, world, 
     for rank, found in enumerate(pool.run(block_shard, path, config)):
         expected = expected_shard(config, shards(config, world)[rank], codes, scales)
         got = {name: (shape, digest) for name, (shape, digest, _) in found.items()}
-        record(equal_facts(f"rank {rank} of {world}: shapes and digests", got, expected))
+        record(equal_facts(f"rank {rank} of {world}: shapes and digests", got, expected, rank=rank))
         held += sum(size for _, _, size in found.values())
     whole = sum(codes[name].numel() + scales[name].numel() + 4 for name in codes)
     record(equal_facts("bytes of all shards", held, whole + 4 * len(codes) * (world - 1)))

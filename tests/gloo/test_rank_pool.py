@@ -1,7 +1,7 @@
 """RankPool with real processes: every way in which a rank can fail is named, bounded, and survived.
 
 A pass means that a green rank test really had W positive answers, and that a red one says which rank and why.
-Run: pytest -m gloo tests/gloo/test_rank_pool.py
+It tests the suite, not the machine, so it carries no marker. Run: pytest tests/gloo/test_rank_pool.py
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ import torch
 import torch.distributed as dist
 
 from h3core.ranks import Rank, RankError, RankPool
-
-pytestmark = pytest.mark.gloo
 
 WORLD = 4
 

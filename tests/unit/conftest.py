@@ -11,6 +11,7 @@ import torch
 
 from tests.unit.generate_calls import LAUNCH, Inputs, make_inputs
 from tests.unit.layout_files import write_layouts
+from tests.unit.qualify_runs import Suite
 
 
 @pytest.fixture
@@ -34,3 +35,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One checkpoint file of each kind, all of the same logical model."""
     return write_layouts(tmp_path_factory.mktemp("layouts"))
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """A small suite with a manifest of its own, to qualify with."""
+    return Suite(pytester, monkeypatch)

@@ -1,0 +1,321 @@
+"""report.md: what it says, in which order, and that no string of a run is read as markup.
+
+A pass means: the first line is the whole verdict; what failed comes next, once a problem; long lists are folded; a
+Markdown parser finds in a hostile report the same structure as in a harmless one.
+Run: pytest tests/unit/test_report_markdown.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+
+from h3core.qualify.report.compare import compare_reports
+from h3core.qualify.report.markdown import markdown, sections
+from h3core.qualify.report.markdown_text import code, fenced, inside_html, prose, table
+from h3core.qualify.report.text import clean
+from tests.unit.sample_reports import (
+    HOSTILE,
+    SAMPLES,
+    gpu_box,
+    hostile,
+    in_progress,
+    incomplete,
+    not_qualified,
+    qualified,
+    unit_run,
+)
+
+
+class Page(HTMLParser):
+    """The tags and the text of rendered Markdown."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.text = ""
+        self.feed(MarkdownIt("gfm-like", {"html": True, "linkify": False}).render(source))
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags[tag] += 1
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def shown(source: str) -> str:
+    """The text that a reader sees."""
+    return Page(source).text.replace("\u200b", "").strip()
+
+
+# --- strings -----------------------------------------------------------------------------------------------------
+
+STRINGS = [
+    HOSTILE,
+    "**bold** _it_ ~~gone~~ `code` [text](http://x.example) ![image](x.png) <b>x</b> &amp; &#42;",
+    "a|b\\|c\\\\|d\\",
+    "# heading",
+    "- item",
+    "+ item",
+    "1. item",
+    "1) item",
+    "> quote",
+    "=====",
+    "---",
+    "``` fence",
+    "~~~ fence",
+    "| a | b |",
+    "[x]: http://x.example",
+    "<details>",
+    "<!-- comment",
+    "`a` ``b`` `",
+    "`",
+    "test___x__init__[world=2-one a rank]",
+    "$HOME costs $5$",
+    "a  \nb\n\nc\n    d",
+    "-1.5e-3",
+    "    indented",
+]
+
+
+@pytest.mark.parametrize("raw", STRINGS)
+@pytest.mark.parametrize("where", ["{}", "- {}", "- **Why:** {}", "### ✗ {}", "#### {} end"])
+def test_prose_is_shown_as_it_is(raw: str, where: str) -> None:
+    harmless = clean(raw)
+    plain, page = Page(where.format("x")), Page(where.format(prose(harmless)))
+    page.tags.pop("span", None)  # around $, which GitHub would take for mathematics
+    assert page.tags == plain.tags
+    assert shown(where.format(prose(harmless))) == plain.text.replace("x", " ".join(harmless.split())).strip()
+
+
+@pytest.mark.parametrize("raw", STRINGS)
+@pytest.mark.parametrize("writer", [prose, code])
+def test_a_table_cell_stays_one_cell(raw: str, writer: object) -> None:
+    assert callable(writer)
+    harmless = clean(raw)
+    page = Page(table(["a", "b"], [[writer(harmless), "end"], [writer(harmless), "end"]]))
+    assert (page.tags["td"], page.tags["tr"], page.tags["table"]) == (4, 3, 1)
+    assert not set(page.tags) - {"table", "thead", "tbody", "tr", "th", "td", "code", "span"}
+    assert page.text.replace("\u200b", "").count(" ".join(harmless.split())) == 2
+
+
+@pytest.mark.parametrize("raw", STRINGS)
+def test_code_is_shown_as_it_is(raw: str) -> None:
+    page = Page(f"- {code(clean(raw))}")
+    assert page.tags == {"ul": 1, "li": 1, "code": 1}
+    assert page.text.strip() == " ".join(clean(raw).split())
+
+
+@pytest.mark.parametrize("raw", [*STRINGS, "`" * 9, "a\n```\nb\n````"])
+def test_a_block_ends_only_where_it_ends(raw: str) -> None:
+    page = Page(f"{fenced(clean(raw).splitlines())}\n\nend")
+    assert page.tags == {"pre": 1, "code": 1, "p": 1}
+    assert page.text == f"{chr(10).join(clean(raw).splitlines())}\n\nend\n"
+
+
+@pytest.mark.parametrize("raw", STRINGS)
+def test_a_summary_is_shown_as_it_is(raw: str) -> None:
+    page = Page(f"<details><summary>{inside_html(clean(raw))}</summary>\n\nbody\n\n</details>")
+    assert page.tags == {"details": 1, "summary": 1, "p": 1}
+    assert page.text.startswith(" ".join(clean(raw).split()))
+
+
+def test_nobody_is_called_and_nothing_is_mathematics() -> None:
+    assert prose("@joe") == "@\u200bjoe"
+    assert prose("$a$") == "<span>$</span>a<span>$</span>"
+
+
+def test_usual_names_stay_readable_in_the_source() -> None:
+    name = "tests/gloo/test_x.py::test_y[world=2-tensor]"
+    assert code(name) == f"`{name}`"
+    assert code("") == ""
+
+
+# --- the report --------------------------------------------------------------------------------------------------
+
+
+def headings(source: str) -> list[str]:
+    return [line for line in source.splitlines() if re.match("#{1,6} ", line)]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_first_line_is_the_whole_verdict_and_headings_start_at_three(name: str) -> None:
+    report = SAMPLES[name]()
+    source = markdown(report)
+    first = source.partition("\n")[0]
+    assert first.startswith("### ")
+    coverage = report["coverage"]
+    for part in (
+        report["verdict"]["word"],
+        f"{coverage['passed']} of {coverage['required']} required checks passed",
+        "2026-11-30",
+    ):
+        assert part in first
+    assert all(line.startswith("###") for line in headings(source))
+    assert source.endswith("\n")
+    assert not source.endswith("\n\n")
+
+
+def test_the_first_line_says_what_narrowed_the_run() -> None:
+    assert "narrowed by -k 'blocks' (command line)" in markdown(incomplete()).partition("\n")[0]
+
+
+def test_the_order_is_that_in_which_it_is_needed() -> None:
+    report = not_qualified()
+    report["comparison"] = compare_reports(qualified(), report, where="old/report.json")
+    names = [re.split("[ :]", line.lstrip("# ✗"))[0] for line in headings(markdown(report)) if line[3] == " "]
+    assert names == [
+        "NOT", "What", "Coverage", "Controls", "Checks", "Preflight", "Machine", "Tables", "Compared"
+    ]  # fmt: skip
+
+
+def test_a_failure_has_where_why_meaning_next_and_one_command() -> None:
+    report = not_qualified()
+    source = markdown(report)
+    part = source[source.index("### What failed: 3 failures, 2 problems") : source.index("### Coverage")]
+    assert part.count("#### ") == 2
+    first = part[: part.index("#### ✗ rank 2 was killed")]
+    failure = report["failures"][0]
+    for said in (
+        "- **Where:** worlds 4 and 8, mode tensor, ranks 3 and 7",
+        "- **Why:** interconnect: links between ranks",
+        f"- **Meaning:** {failure['meaning']}",
+        f"- **Next:** {failure['action']}",
+        f"```text\n{failure['reproduce']}\n```",
+        f"- `{failure['check']}`\n- `{report['failures'][1]['check']}`",
+    ):
+        assert said in first
+    assert first.count("Reproduce") == 1
+    assert first.count(failure["problem"].replace("[", "\\[").replace("]", "\\]")) == 1
+    assert part.count("<details><summary>Error in full") == 2
+
+
+def test_many_checks_of_one_problem_are_folded() -> None:
+    report = not_qualified()
+    report["failures"] = [report["failures"][0] | {"check": f"a.py::test_{n}"} for n in range(30)]
+    part = markdown(report).partition("### Coverage")[0]
+    assert part.count("#### ") == 1
+    before, _, after = part.partition("<details><summary>and 27 more</summary>")
+    assert before.count("- `a.py::test_") == 3
+    assert after.count("- `a.py::test_") == 27
+
+
+def test_very_many_problems_are_cut_and_counted() -> None:
+    report = not_qualified()
+    report["failures"] = [report["failures"][0] | {"problem": f"problem {n}"} for n in range(50)]
+    source = markdown(report)
+    assert source.count("#### ") == 20
+    assert "... and 30 more problems, in report.json." in source
+
+
+def test_required_checks_that_did_not_run_are_named_by_reason() -> None:
+    source = markdown(incomplete())
+    assert "152 required, 44 passed, 0 failed, 108 did not run." in source
+    part = source[source.index("Did not run, deselected by -k 'blocks' (108 checks)") : source.index("### Controls")]
+    assert part.count("- `test_") == 108
+    assert "<details><summary>and 105 more</summary>" in part
+
+
+def test_an_incomplete_run_says_what_to_do_beside_its_command() -> None:
+    verdict = sections(incomplete())[0].text
+    assert "**Next:** Run it again without what narrowed it." in verdict
+    assert "```text\npython -m pytest -m gloo -k blocks --report-dir=report\n```" in verdict
+    assert "This is not a pass." in verdict
+
+
+def test_checks_are_one_row_a_name_with_a_mark_a_world() -> None:
+    source = markdown(not_qualified())
+    assert "| check | W=2 | W=4 | W=6 | W=8 | comparisons | elements | seconds |" in source
+    row = next(line for line in source.splitlines() if line.startswith("| `test_real_ranks_equal_virtual"))
+    assert row.split(" | ")[1:5] == ["✓", "✗\u00a01/2", "✓", "✗\u00a01/2"]
+    part = source[source.index("### Checks") : source.index("<details><summary>Every check (152)")]
+    assert part.count("\n| `") == 17
+
+
+def test_the_full_table_is_folded_and_complete() -> None:
+    report = incomplete()
+    source = markdown(report)
+    full = source[source.index("<details><summary>Every check (152)") : source.index("### Preflight")]
+    for check in report["checks"]:
+        assert f"| `{check['check']}` |" in full
+    assert full.count("! not run") == 108
+
+
+def test_missed_controls_are_open_and_caught_ones_folded() -> None:
+    report = qualified()
+    assert "### Controls: 5 of 5 planted faults caught\n\n<details>" in markdown(report)
+    report["controls"]["list"][2] |= {"caught": False, "how": "nothing was seen"}
+    report["controls"]["caught"] = 4
+    source = markdown(report)
+    assert "### Controls: 4 of 5 planted faults caught\n\n- ✗ **not caught**: a partial left out at world 8" in source
+
+
+def test_preflight_shows_problems_and_folds_what_is_well() -> None:
+    source = markdown(not_qualified())
+    part = source[source.index("### Preflight: 1 problem, 1 to look at, 3 ok") : source.index("### Machine")]
+    head, _, folded = part.partition("<details><summary>3 ok</summary>")
+    assert head.index("| ✗ problem | memory |") < head.index("| ! warning | cores |")
+    assert folded.count("✓ ok") == 3
+
+
+def test_the_machine_has_its_gpus_and_ranks() -> None:
+    source = markdown(gpu_box())
+    assert "| 7 | NVIDIA H200 | 140.4 GiB | 9.0 | GPU-5f3c07aa" in source
+    assert "| 8 | 0-7 | nccl | cuda:0 GPU-5f3c00aa" in source
+    assert "| 8 | 0-7 | gloo | cpu, CPUs 0-1 |" in markdown(qualified())
+    assert "No rank gave an account of itself." in markdown(in_progress())
+
+
+def test_a_comparison_says_what_got_worse_and_the_verdict_points_to_it() -> None:
+    report = not_qualified()
+    report["comparison"] = compare_reports(qualified(), report, where="old/report.json")
+    source = markdown(report)
+    assert "### Compared with `old/report.json`" in source
+    assert "**Worse:**" in source
+    assert "**Better:** nothing" in source
+    worse = len(report["comparison"]["worse"])
+    assert f"**Worse than the earlier run** in {worse} points" in sections(report)[0].text
+
+
+def test_a_run_without_verdict_has_no_empty_parts() -> None:
+    source = markdown(unit_run())
+    assert "NO VERDICT" in source
+    assert "### Controls" not in source
+    assert "### What failed" not in source
+
+
+def test_unknown_numbers_are_said_to_be_unknown() -> None:
+    report = in_progress()
+    report["coverage"] |= dict.fromkeys(("required", "passed", "failed", "not_run"))
+    report["run"]["duration_s"] = None
+    source = markdown(report)
+    assert "unknown of unknown required checks passed" in source
+    assert "unknown time" in source
+    assert "None" not in source
+
+
+def test_a_hostile_run_changes_no_structure() -> None:
+    source = markdown(hostile())
+    page = Page(source)
+    assert not set(page.tags) - {
+        "h3", "h4", "p", "ul", "li", "strong", "pre", "code", "details", "summary", "table", "thead", "tbody", "tr",
+        "th", "td", "span",
+    }  # fmt: skip
+    calm = Page(markdown(_with(hostile(), "tame")))
+    page.tags.pop("span")
+    assert page.tags == calm.tags
+    assert "<script" not in re.sub(r"```.*?```|`[^`\n]*`", "", source, flags=re.S)
+    assert all(sign not in source for sign in "\x1b\x00\u202e\r")
+
+
+def _with(value: Any, word: str) -> Any:
+    if isinstance(value, dict):
+        return {_with(key, word): _with(item, word) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with(item, word) for item in value]
+    return word if value == HOSTILE else value
