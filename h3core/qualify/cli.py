@@ -1,17 +1,24 @@
-"""`python -m h3core qualify TIER`: builds the pytest call and becomes it."""
+"""`python -m h3core qualify TIER`: builds the pytest call, runs it, and believes it only with a finished report."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import h3core
+from h3core.qualify.opening import INERT_WORDS
 from h3core.qualify.options import OPTIONS, PATHS
+from h3core.qualify.report.files import read_report
+from h3core.qualify.report.schema import ReportError
 from h3core.qualify.run import DEFAULT_FOLDER
 from h3core.qualify.tiers import TIERS
+from h3core.qualify.verdict import EXIT_INCOMPLETE
 
 USAGE_ERROR: Final = 4
 """As pytest's own."""
@@ -37,7 +44,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process by pytest, so that signals and exit codes are pytest's; 4 where the suite is not here."""
+    """Run pytest and return its exit code, but success only with a finished report of this run; 4 without the suite."""
     root = Path(h3core.__file__).parents[1]
     if not (root / "tests" / "gloo").is_dir():
         print(
@@ -46,13 +53,65 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return USAGE_ERROR
-    command = pytest_command(args, Path.cwd())
+    folder = Path.cwd()
+    report = folder / (args.report_dir or os.environ.get("H3_REPORT_DIR") or DEFAULT_FOLDER)
+    before = _ident(report)
+    command, environment = pytest_command(args, folder), dict(os.environ)
     for option in OPTIONS:
-        if option.flag in PATHS and os.environ.get(option.variable):
-            os.environ[option.variable] = str(Path.cwd() / os.environ[option.variable])
-    os.chdir(root)
+        if option.flag in PATHS and environment.get(option.variable):
+            environment[option.variable] = str(folder / environment[option.variable])
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *command])
+    code = supervised([sys.executable, *command], root, environment)
+    if code in (1, EXIT_INCOMPLETE, 2, 3, USAGE_ERROR) or any(word in INERT_WORDS for word in args.rest):
+        return code
+    problem = unfinished(report, before)
+    if problem is None and code == 0:
+        return 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    print(f"INCOMPLETE: pytest {how}, and {problem or 'that is no result'}; report: {report}", flush=True)
+    return EXIT_INCOMPLETE
+
+
+def supervised(command: list[str], folder: Path, environment: Mapping[str, str]) -> int:
+    """Run `command` to its end and return its code, negative for a signal.
+
+    Ctrl-C reaches it by itself; SIGTERM is handed on. A supervisor is needed because nothing inside a process survives
+    an `_exit(0)` in it.
+    """
+    running: list[subprocess.Popen[bytes]] = []
+    # Not SIG_IGN: a child inherits what is ignored, and pytest must heed Ctrl-C.
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: [p.terminate() for p in running]}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        with subprocess.Popen(command, cwd=folder, env=environment) as process:
+            running.append(process)
+            return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def unfinished(report: Path, before: str | None) -> str | None:
+    """Why the report in a folder is not that of a finished, successful run that began after `before`; None: it is."""
+    try:
+        found = read_report(report)
+    except ReportError as error:
+        return str(error)
+    if found["run"]["id"] == before:
+        return "the report is an earlier run's"
+    if found["run"]["state"] != "ended":
+        return "its report was never finished"
+    if found["verdict"]["exit_code"] != 0:
+        return f"its report says {found['verdict']['word']}"
+    return None
+
+
+def _ident(report: Path) -> str | None:
+    try:
+        ident: str = read_report(report)["run"]["id"]
+    except ReportError:
+        return None
+    return ident
 
 
 def pytest_command(args: argparse.Namespace, folder: Path) -> list[str]:

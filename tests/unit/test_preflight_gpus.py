@@ -282,6 +282,7 @@ def test_a_slice_is_no_gpu(root: Path, world: int | None, state: str) -> None:
         (0x1, "ok", "idle"),
         (0x4, "ok", "software power cap"),
         (0x8, "problem", "hardware slowdown"),
+        (0x40, "problem", "hardware thermal slowdown"),
         (0x48, "problem", "hardware slowdown, hardware thermal slowdown"),
         (0x80, "problem", "power brake"),
         (0x24, "warning", "software power cap, software thermal slowdown"),

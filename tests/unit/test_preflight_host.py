@@ -53,6 +53,10 @@ def test_dockers_default_is_too_little_for_nccl(root: Path) -> None:
     assert "stale" not in str(found.action)
 
 
+def test_what_is_free_counts_not_the_size(root: Path) -> None:
+    assert finding(read(root, shm=(64 * GIB, GIB - MIB)), "/dev/shm").state == "problem"
+
+
 def test_the_gloo_tier_needs_no_shared_memory(root: Path) -> None:
     assert finding(read(root, shm=(DOCKER, 0)), "/dev/shm", device="cpu").state == "ok"
 

@@ -116,3 +116,32 @@ def test_compare_says_what_got_worse(suite):
     comparison = suite.report()["comparison"]
     assert comparison["comparable"] is True
     assert any("test_bytes" in line for line in comparison["worse"])
+
+
+def test_a_conftest_that_cannot_be_imported_is_incomplete(suite):
+    assert suite.run(*GLOO).returncode == 0
+    (suite.folder / "sub").mkdir()
+    suite.write("sub/conftest.py", "import no_such_module\n")
+    suite.write("sub/test_z.py", "def test_z():\n    pass\n")
+    result = suite.run_apart(*GLOO)
+    assert result.returncode in (2, 3, 4), result.stdout
+    assert outcome(suite) == ("incomplete", result.returncode)
+    assert last_line(result).startswith("INCOMPLETE: ")
+
+
+def test_a_failure_of_pytest_itself_is_incomplete_and_keeps_its_code(suite):
+    conftest = (suite.folder / "conftest.py").read_text()
+    suite.write("conftest.py", conftest + "\ndef pytest_runtest_logreport(report):\n    raise OSError('broken')\n")
+    result = suite.run(*GLOO)
+    assert result.returncode == 3
+    assert last_line(result).startswith("INCOMPLETE: pytest itself failed")
+    assert outcome(suite) == ("incomplete", 3)
+
+
+def test_a_check_that_ends_the_process_leaves_incomplete(suite):
+    suite.replace("test_c.py", "    record(", "    import os\n    os._exit(0)\n    record(")
+    result = suite.run_apart(*GLOO)
+    assert result.returncode == 0  # nothing can be done about that: the report says what it is worth
+    assert outcome(suite) == ("incomplete", 10)
+    assert suite.report()["run"]["state"] == "in progress"
+    assert "QUALIFIED" not in result.stdout

@@ -63,6 +63,9 @@ ROWS = [
     {"check": "tests/gloo/test_a.py::test_y[released-world=2]", "world": 2, "mode": None},
     {"check": "tests/gloo/test_a.py::test_z[world=4]", "world": 4, "mode": "ulysses"},
     {"check": "tests/gloo/test_b.py::test_z", "world": 1, "mode": None},
+    {"check": "tests/gloo/test_a.py::test_w[world=2-nvfp4-tensor]", "world": 2, "mode": "tensor"},
+    {"check": "tests/gloo/test_c.py::test_v[world=2]", "world": 2, "mode": None},
+    {"check": "tests/gloo/test_c.py::test_v[world=2-tensor]", "world": 2, "mode": "tensor"},
 ]
 
 
@@ -76,6 +79,10 @@ ROWS = [
         ("test_a.py::test_z[world=4-ulysses]", 4, "ulysses", 3),
         ("test_b.py::test_z[world=1]", 1, None, 4),
         ("tests/gloo/test_b.py::test_z", None, None, 4),
+        ("test_b.py::test_z", None, None, 4),
+        ("test_a.py::test_w[world=2-tensor-nvfp4]", 2, "tensor", 5),
+        ("test_c.py::test_v[world=2]", 2, None, 6),
+        ("test_c.py::test_v[world=2-tensor]", 2, "tensor", 7),
         ("test_a.py::test_x[world=4-tensor]", 4, "tensor", None),
         ("test_a.py::test_x[world=2-ring]", 2, "ring", None),
         ("test_a.py::test_y[world=2-tiny]", 2, None, None),
@@ -127,6 +134,7 @@ def test_the_headline_stands_alone() -> None:
 def test_the_meaning_never_calls_less_than_a_pass_a_pass() -> None:
     for make in (incomplete, in_progress):
         assert "not a pass" in view.meaning(make())
+    assert "it was killed" in view.meaning(in_progress())
     assert "Do not trust" in view.meaning(not_qualified())
     assert "less was asked for" in view.meaning(gpu_box())
     assert "no GPU and no link is tested" in view.meaning(qualified())
