@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path.cwd()
     report = folder / (args.report_dir or os.environ.get("H3_REPORT_DIR") or DEFAULT_FOLDER)
     before = _ident(report)
-    command, environment = pytest_command(args, folder), dict(os.environ)
+    command, environment = pytest_command(args, folder, root), dict(os.environ)
     for option in OPTIONS:
         if option.flag in PATHS and environment.get(option.variable):
             environment[option.variable] = str(folder / environment[option.variable])
@@ -80,8 +80,10 @@ def supervised(command: list[str], folder: Path, environment: Mapping[str, str])
     """
     running: list[subprocess.Popen[bytes]] = []
     # Not SIG_IGN: a child inherits what is ignored, and pytest must heed Ctrl-C.
-    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda *_: [p.terminate() for p in running]}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: _terminate(running)),
+    }
     try:
         with subprocess.Popen(command, cwd=folder, env=environment) as process:
             running.append(process)
@@ -89,6 +91,11 @@ def supervised(command: list[str], folder: Path, environment: Mapping[str, str])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _terminate(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
 
 
 def unfinished(report: Path, before: str | None) -> str | None:
@@ -114,7 +121,7 @@ def _ident(report: Path) -> str | None:
     return ident
 
 
-def pytest_command(args: argparse.Namespace, folder: Path) -> list[str]:
+def pytest_command(args: argparse.Namespace, folder: Path, root: Path) -> list[str]:
     """Arguments of Python for pytest in the repository's root; paths get absolute, from `folder`."""
     words = []
     for option in OPTIONS:
@@ -124,4 +131,7 @@ def pytest_command(args: argparse.Namespace, folder: Path) -> list[str]:
         if value is not None:
             text = str(folder / value) if option.flag in PATHS and value else value
             words.append(option.flag if option.metavar is None else f"{option.flag}={text}")
-    return ["-m", "pytest", "-m", args.tier, *words, *args.rest]
+    # Only the tier's own folder: collecting the unit tests needs packages that a machine's qualification does not.
+    folder_of_tier = TIERS[args.tier].folder
+    where = [folder_of_tier] if (root / folder_of_tier).is_dir() else []
+    return ["-m", "pytest", "-m", args.tier, *words, *args.rest, *where]

@@ -87,7 +87,8 @@ def narrowings(
             found.append(flag if value is True else f"{flag} {value}")
     if expression and expression not in TIERS:
         found.append(f"-m {expression!r}")
-    if config.args_source is pytest.Config.ArgsSource.ARGS:
+    own = config.args_source is pytest.Config.ArgsSource.ARGS
+    if own and not (expression in TIERS and config.args == [TIERS[expression].folder]):
         found.append(f"paths {' '.join(config.args)}")
     if extra := environ.get("PYTEST_ADDOPTS"):
         found.append(f"PYTEST_ADDOPTS={extra}")

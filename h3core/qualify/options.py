@@ -192,12 +192,13 @@ def worlds_for(settings: Settings, device: str, visible_gpus: int) -> tuple[int,
     asked: tuple[int, ...] | None = settings["world"].value
     gpus = device == "cuda" and not settings["share_gpus"].value
     most = visible_gpus if gpus else TINY.num_attention_heads if device == "cpu" else max(DEFAULT_WORLDS)
-    what = f"{most} GPUs are visible" if gpus else f"the test model has {most} heads"
+    visible = "1 GPU is visible" if most == 1 else f"{most} GPUs are visible"
+    what = visible if gpus else f"the test model has {most} heads"
+    if most < 2:
+        hint = "; --share-gpus runs several ranks on one, and tests no links" if most else ""
+        raise pytest.UsageError(f"--world: {what}, and the smallest world is 2{hint}")
     if asked is None:
-        fitting = tuple(world for world in DEFAULT_WORLDS if world <= most)
-        if not fitting:
-            raise pytest.UsageError(f"--world: {what}, and the smallest world is 2")
-        return fitting
+        return tuple(world for world in DEFAULT_WORLDS if world <= most)
     if asked[-1] > most:
         raise pytest.UsageError(f"--world: asked for {asked[-1]} ranks, {what}; ask for 2 to {most}")
     return asked

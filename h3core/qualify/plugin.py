@@ -76,7 +76,12 @@ def _opened(config: pytest.Config, expression: str, inert: bool) -> Run:
         except (OSError, ReportError) as error:
             raise pytest.UsageError(f"--compare: {error}") from None
     if plan.tier is not None:
-        run.preflight = judge(read_box(), world=max(plan.worlds), device=plan.tier.device)
+        run.preflight = judge(
+            read_box(),
+            world=max(plan.worlds),
+            device=plan.tier.device,
+            share_gpus=plan.settings["share_gpus"].value,
+        )
         if bad := blocking(run.preflight):
             raise pytest.UsageError("; ".join(f"{item.name}: {item.got}; {item.action}" for item in bad))
     try:

@@ -17,9 +17,10 @@ from _pytest.mark.expression import Expression
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One tier: what its ranks run on, and the words of a full pass."""
+    """One tier: where its checks stand, what its ranks run on, and the words of a full pass."""
 
     name: str
+    folder: str
     backend: str
     device: Literal["cpu", "cuda"]
     help: str
@@ -29,9 +30,18 @@ class Tier:
 TIERS: Final = {
     tier.name: tier
     for tier in (
-        Tier("gloo", "gloo", "cpu", "real ranks on this machine's CPU, over Gloo", "QUALIFIED (software, CPU)"),
-        Tier("nccl", "nccl", "cuda", "real ranks on this machine's GPUs, over NCCL", "QUALIFIED"),
-        Tier("gate", "nccl", "cuda", "speed of this machine's GPUs and links, against gates", "QUALIFIED"),
+        Tier(
+            "gloo",
+            "tests/gloo",
+            "gloo",
+            "cpu",
+            "real ranks on this machine's CPU, over Gloo",
+            "QUALIFIED (software, CPU)",
+        ),
+        Tier("nccl", "tests/nccl", "nccl", "cuda", "real ranks on this machine's GPUs, over NCCL", "QUALIFIED"),
+        Tier(
+            "gate", "tests/gates", "nccl", "cuda", "speed of this machine's GPUs and links, against gates", "QUALIFIED"
+        ),
     )
 }
 DEFAULT_WORLDS: Final = (2, 4, 6, 8)

@@ -39,7 +39,7 @@ def test_a_working_iommu_is_a_warning_between_gpus(tmp_path: Path) -> None:
     root = units(healthy_root(tmp_path, proc__cmdline=text("cmdline_iommu_on.txt")), "ivhd0", "ivhd1")
     found = finding(read(root), "IOMMU")
     assert (found.state, found.fault_class) == ("warning", "interconnect")
-    assert found.got == "2 units at work; kernel command line: amd_iommu=on"
+    assert found.got == "at work (ivhd0, ivhd1); kernel command line: amd_iommu=on"
     assert "amd_iommu=off" in str(found.action)
     assert "NCCL_P2P_DISABLE=1" in str(found.action)
     assert finding(read(root, devices=1, environ={"CUDA_VISIBLE_DEVICES": "0"}), "IOMMU").state == "ok"
@@ -178,7 +178,7 @@ def test_events_of_programs_are_a_warning_and_counted(tmp_path: Path) -> None:
     found = finding(read(root, outputs={"dmesg": text("dmesg_program_xids.txt")}), "Xid events")
     assert found.state == "warning"
     assert found.got == (
-        "Xid 31 on GPU 1 (0000:21:00): access to memory that is not mapped, 2 times, last 1.1 hours ago; "
+        "Xid 31 on GPU 1 (0000:21:00): access to memory that is not mapped, 2 times, last 14.5 minutes ago; "
         "Xid 13 on GPU 1 (0000:21:00): exception in a kernel, 1.1 hours ago"
     )
 

@@ -1,4 +1,4 @@
-"""The preflight's view of GPUs: NVML's answers, CUDA_VISIBLE_DEVICES, how many, which, and how well they are.
+"""The preflight's view of GPUs: NVML's answers, CUDA_VISIBLE_DEVICES, how many and which they are.
 
 A pass means: GPUs are named in CUDA's order, too few, repeated, unlike, sliced and lost ones are found, and nothing
 that NVML did not answer counts as well. Run: pytest tests/unit/test_preflight_gpus.py
@@ -15,7 +15,6 @@ import pytest
 from h3core.qualify.preflight import blocking, judge
 from h3core.qualify.preflight.finding import NotMeasured, Unreadable
 from h3core.qualify.preflight.gpu import Gpu, pci_address
-from h3core.qualify.preflight.health import CLOCK_EVENTS, clock_events
 from h3core.qualify.preflight.nvml import read_nvml
 from h3core.qualify.preflight.visible import resolve
 from tests.unit.preflight_boxes import (
@@ -76,21 +75,6 @@ def test_the_recorded_nvml_is_shaped_like_nvidia_ml_py() -> None:
             assert len(ours) == len([p for p in theirs if p.default is inspect.Parameter.empty]), name
         elif name.startswith("NVML_"):
             assert function == getattr(pynvml, name), name
-
-
-def test_clock_event_bits_are_those_of_nvidia_ml_py() -> None:
-    pynvml = pytest.importorskip("pynvml")
-    names = {
-        "hardware slowdown": "HwSlowdown",
-        "hardware thermal slowdown": "HwThermalSlowdown",
-        "power brake": "HwPowerBrakeSlowdown",
-        "software power cap": "SwPowerCap",
-        "software thermal slowdown": "SwThermalSlowdown",
-        "idle": "GpuIdle",
-    }
-    ours = {text: bit for bit, (_, text) in CLOCK_EVENTS.items()}
-    for text, name in names.items():
-        assert ours[text] == getattr(pynvml, f"nvmlClocksEventReason{name}")
 
 
 @pytest.mark.parametrize(
@@ -273,53 +257,6 @@ def test_a_slice_is_no_gpu(root: Path, world: int | None, state: str) -> None:
     found = finding(read(root, nvml="nvml_h100_mig.json", devices=1), "MIG", world=world)
     assert (found.state, found.got) == (state, "GPU 0: NVIDIA H100 80GB HBM3 MIG 3g.40gb")
     assert finding(read(root), "MIG", world=world).state == "ok"
-
-
-@pytest.mark.parametrize(
-    ("bits", "state", "words"),
-    [
-        (0, "ok", "none"),
-        (0x1, "ok", "idle"),
-        (0x4, "ok", "software power cap"),
-        (0x8, "problem", "hardware slowdown"),
-        (0x40, "problem", "hardware thermal slowdown"),
-        (0x48, "problem", "hardware slowdown, hardware thermal slowdown"),
-        (0x80, "problem", "power brake"),
-        (0x24, "warning", "software power cap, software thermal slowdown"),
-        (0x1000, "warning", "unknown reason 0x1000"),
-    ],
-)
-def test_clock_events_in_words(bits: int, state: str, words: str) -> None:
-    assert clock_events(bits) == (state, words)
-
-
-def test_each_sick_gpu_is_named(root: Path) -> None:
-    box = read(root, nvml="nvml_sick.json", devices=5)
-    clocks, ecc, rows = (finding(box, name) for name in ("clock events", "ECC errors", "row remapping"))
-    assert clocks.got == "GPU 1: hardware slowdown, hardware thermal slowdown"
-    assert ecc.got == "GPU 3: 2 uncorrectable since the driver was loaded, 5 in its life"
-    assert rows.got == "GPU 4: a faulty row waits for a reset to be replaced"
-    assert {(found.state, found.fault_class) for found in (clocks, ecc, rows)} == {("problem", "hardware")}
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "value", "state"),
-    [
-        ("ECC errors", "ecc", [0, 3], "warning"),
-        ("ECC errors", "ecc", {"error": "NotSupported"}, "not measured"),
-        ("row remapping", "remapped", [4, 1, 0, 0], "ok"),
-        ("row remapping", "remapped", [0, 0, 0, 1], "problem"),
-        ("row remapping", "remapped", {"error": "NotSupported"}, "not measured"),
-        ("clock events", "clock_events", {"error": "Unknown"}, "not measured"),
-        ("clock events", "clock_events", 0x4, "ok"),
-    ],
-)
-def test_the_health_of_one_gpu_decides(root: Path, name: str, field: str, value: Any, state: str) -> None:
-    answers = recording("nvml_pro6000_x8.json")
-    answers["gpus"][2][field] = value
-    found = finding(read(root, nvml=answers), name)
-    assert found.state == state
-    assert state == "ok" or found.got.startswith("GPU 2: ")
 
 
 def test_without_nvml_nothing_about_gpus_is_well(root: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_process_that_may_not_be_looked_at_hides_whether_a_file_is_in_use(root
     found = judge_stale(shm)
     assert (found.state, found.got) == (
         "not measured",
-        "1 nccl-* files, 10 bytes, in /dev/shm; whether they are in use is hidden in 1 processes",
+        "1 nccl-* file, 10 bytes, in /dev/shm; 1 processes do not show whether they use it",
     )
 
 

@@ -80,7 +80,7 @@ def test_a_torch_built_for_the_cpu_is_refused(root: Path) -> None:
     driver = finding(box, "driver")
     assert (driver.state, driver.got) == (
         "not measured",
-        "driver 580.95.05 (CUDA 13.0); torch 2.11.0+cpu has no CUDA to hold it against",
+        "580.95.05 (CUDA 13.0); torch 2.11.0+cpu has no CUDA to hold it against",
     )
 
 
@@ -145,7 +145,7 @@ def test_drivers_against_the_cuda_that_torch_was_built_with(
 
 def test_an_old_driver_says_what_a_pod_can_do(root: Path) -> None:
     found = finding(read(root, nvml="nvml_driver_570.json"), "driver")
-    assert found.got == "driver 570.133.20 (CUDA 12.8)"
+    assert found.got == "570.133.20 (CUDA 12.8)"
     assert found.expected == "driver 580 or newer (CUDA 13) for torch 2.11.0+cu130, built with CUDA 13.0"
     for words in ("a pod cannot upgrade", "another host", "minCudaVersion", "allowedCudaVersions 13.0"):
         assert words in str(found.action)

@@ -202,6 +202,8 @@ def test_findings_are_plain_values() -> None:
 def test_lines_begin_with_what_is_wrong() -> None:
     findings = [
         Finding("CPUs", "ok", "64 allowed"),
+        Finding("NCCL files", "ok", "none"),
+        Finding("NCCL variables", "ok", "none"),
         Finding("ACS", "not measured", "lspci is not installed"),
         Finding("GPU list", "not measured", "no NVML"),
         Finding("MIG", "not measured", "no NVML"),
@@ -209,16 +211,18 @@ def test_lines_begin_with_what_is_wrong() -> None:
         Finding("driver", "problem", "570", "580", "choose another host", "stack"),
     ]
     assert lines(findings) == [
-        "preflight: 1 problem, 1 warning, 3 not measured, 1 ok",
-        "PROBLEM       driver         570",
-        "                             expected: 580",
-        "                             do: choose another host",
-        "warning       locked memory  limited to 64 KiB",
-        "                             expected: no limit",
-        "                             do: use --ulimit memlock=-1",
-        "not measured  ACS            lspci is not installed",
-        "not measured  GPU list       no NVML (also: MIG)",
-        "ok            CPUs           64 allowed",
+        "preflight: 1 problem, 1 warning, 3 not measured, 3 ok",
+        "PROBLEM       driver          570",
+        "                              expected: 580",
+        "                              do: choose another host",
+        "warning       locked memory   limited to 64 KiB",
+        "                              expected: no limit",
+        "                              do: use --ulimit memlock=-1",
+        "not measured  ACS             lspci is not installed",
+        "not measured  GPU list        no NVML (also: MIG)",
+        "ok            CPUs            64 allowed",
+        "ok            NCCL files      none",
+        "ok            NCCL variables  none",
     ]
     assert lines([]) == ["preflight: 0 problems, 0 warnings, 0 not measured, 0 ok"]
 

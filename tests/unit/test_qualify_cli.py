@@ -21,6 +21,8 @@ from h3core.qualify.options import OPTIONS, PATHS
 from h3core.qualify.report.files import begin, write_all_forms
 from tests.unit.sample_reports import in_progress, incomplete, qualified
 
+ROOT = Path(__file__).parents[2]
+
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -31,17 +33,17 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_the_tier_and_every_option_reach_pytest():
     args = parsed("gloo", "--world", "2,4", "--mode=tensor", "--share-gpus", "--seed", "7")
     args.rest = ["-k", "x"]
-    command = cli.pytest_command(args, Path("/home/me"))
+    command = cli.pytest_command(args, Path("/home/me"), ROOT)
     assert command[:4] == ["-m", "pytest", "-m", "gloo"]
     assert {"--world=2,4", "--mode=tensor", "--share-gpus", "--seed=7", "--report-dir=/home/me/report"} <= set(command)
-    assert command[-2:] == ["-k", "x"]
+    assert command[-3:] == ["-k", "x", "tests/gloo"]
 
 
 @pytest.mark.parametrize("flag", PATHS)
 @pytest.mark.parametrize("joined", [True, False])
 def test_paths_are_the_callers_and_written_with_an_equals_sign(flag, joined):
     words = [f"{flag}=here/x"] if joined else [flag, "here/x"]
-    assert f"{flag}=/home/me/here/x" in cli.pytest_command(parsed("gloo", *words), Path("/home/me"))
+    assert f"{flag}=/home/me/here/x" in cli.pytest_command(parsed("gloo", *words), Path("/home/me"), ROOT)
 
 
 def test_the_command_has_every_option_of_the_plugin():
@@ -75,7 +77,7 @@ def test_only_a_finished_report_of_this_run_that_says_so_is_success(tmp_path):
 )
 def test_an_end_without_a_report_is_incomplete(tmp_path, monkeypatch, capfd, code, end, line):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "pytest_command", lambda args, folder: ["-c", f"import os; {end}"])
+    monkeypatch.setattr(cli, "pytest_command", lambda *_: ["-c", f"import os; {end}"])
     assert cli.run(parsed("gloo")) == code
     assert capfd.readouterr().out.startswith(line)
 

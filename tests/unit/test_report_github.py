@@ -93,6 +93,10 @@ def test_exactly_the_limit_fits(tmp_path: Path) -> None:
     length = len(markdown(qualified()).encode())
     _, text = appended(tmp_path, qualified(), b"y" * (LIMIT - length - 2) + b"\n\n")
     assert text.decode() == markdown(qualified())
+    _, text = appended(tmp_path, qualified(), b"y" * (LIMIT - length - 2))
+    assert text.decode() == f"\n\n{markdown(qualified())}"
+    _, text = appended(tmp_path, qualified(), b"y" * (LIMIT - length - 1))
+    assert b"Every check" not in text
     _, text = appended(tmp_path, qualified(), b"y" * (LIMIT - length - 1) + b"\n\n")
     assert b"Every check" not in text
 

@@ -187,7 +187,7 @@ def test_a_failure_has_where_why_meaning_next_and_one_command() -> None:
         f"- **Meaning:** {failure['meaning']}",
         f"- **Next:** {failure['action']}",
         f"```text\n{failure['reproduce']}\n```",
-        f"- `{failure['check']}`\n- `{report['failures'][1]['check']}`",
+        f"\n\nChecks:\n\n- `{failure['check']}`\n- `{report['failures'][1]['check']}`\n\n",
     ):
         assert said in first
     assert first.count("Reproduce") == 1
@@ -226,6 +226,12 @@ def test_an_incomplete_run_says_what_to_do_beside_its_command() -> None:
     assert "**Next:** Run it again without what narrowed it." in verdict
     assert "```text\npython -m pytest -m gloo -k blocks --report-dir=report\n```" in verdict
     assert "This is not a pass." in verdict
+
+
+def test_many_reasons_are_cut_and_counted() -> None:
+    report = incomplete()
+    report["verdict"]["reasons"] = [f"reason {n}" for n in range(9)]
+    assert "- reason 4\n- 4 more reasons\n" in sections(report)[0].text
 
 
 def test_checks_are_one_row_a_name_with_a_mark_a_world() -> None:

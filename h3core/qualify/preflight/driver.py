@@ -112,4 +112,4 @@ def judge_module(driver: Driver) -> Finding:
 def _named(driver: Driver) -> str:
     version = "version not measured" if isinstance(driver.version, NotMeasured) else driver.version
     offers = "" if isinstance(driver.cuda, NotMeasured) else f" (CUDA {driver.cuda[0]}.{driver.cuda[1]})"
-    return f"driver {version}{offers}"
+    return f"{version}{offers}"

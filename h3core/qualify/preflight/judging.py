@@ -115,8 +115,8 @@ def _run(rules: Rules) -> list[Finding]:
 
 
 def _addresses(box: Box) -> tuple[dict[str, int], frozenset[str]]:
-    """PCI address -> index of the GPUs under test, and the addresses of the others that NVML lists."""
+    """PCI address -> index of the GPUs under test, and the addresses of all that NVML lists."""
     under_test = () if isinstance(box.gpus, NotMeasured) else box.gpus
     listed = () if isinstance(box.nvml, NotMeasured) else box.nvml.gpus
     visible = {gpu.pci: gpu.index for gpu in under_test if isinstance(gpu.pci, str)}
-    return visible, frozenset(gpu.pci for gpu in listed if isinstance(gpu.pci, str)) - visible.keys()
+    return visible, frozenset(gpu.pci for gpu in listed if isinstance(gpu.pci, str))

@@ -64,7 +64,7 @@ def judge_iommu(iommu: Reading[Iommu], *, gpus: int) -> Finding:
         got = line
     else:
         on = bool(iommu.units)
-        got = f"{len(iommu.units)} units at work; {line}" if on else f"none at work, as this kernel sees it; {line}"
+        got = f"at work ({', '.join(iommu.units)}); {line}" if on else f"none at work, as this kernel sees it; {line}"
     if not on or given & _PASSTHROUGH or gpus < 2:
         return ok(IOMMU, got)
     return Finding(

@@ -133,11 +133,11 @@ def judge_stale(shm: Reading[Shm]) -> Finding:
     unsure = [file for file in shm.files if file.in_use is None]
     if unsure:
         return not_measured(
-            STALE, f"{_sum(unsure)} in /dev/shm; whether they are in use is hidden in {shm.unseen} processes"
+            STALE, f"{_sum(unsure)} in /dev/shm; {shm.unseen} processes do not show whether they use it"
         )
     return ok(STALE, f"none; {len(shm.files)} in use" if shm.files else "none")
 
 
 def _sum(files: Iterable[SharedFile]) -> str:
     listed = list(files)
-    return f"{len(listed)} nccl-* files, {amount(sum(file.bytes for file in listed))},"
+    return f"{len(listed)} nccl-* file{'s' * (len(listed) != 1)}, {amount(sum(file.bytes for file in listed))},"

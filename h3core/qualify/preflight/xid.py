@@ -45,10 +45,10 @@ MEANINGS: Final[Mapping[int, tuple[Kind, str]]] = {
 """Code -> kind and meaning. "noted": no fault by itself; "program": most often a program's own error."""
 
 
-def judge_xids(log: Reading[KernelLog], visible: Mapping[str, int], others: frozenset[str]) -> Finding:
+def judge_xids(log: Reading[KernelLog], visible: Mapping[str, int], listed: frozenset[str]) -> Finding:
     """Events since boot, as far back as the log goes.
 
-    `visible`: PCI address -> CUDA's index of the GPUs under test; `others`: addresses of GPUs that NVML lists besides.
+    `visible`: PCI address -> CUDA's index of the GPUs under test; `listed`: addresses of all GPUs that NVML lists.
     A hardware event on a GPU under test is a problem, on another one a warning (it may be another tenant's), except
     79: a GPU that fell off the bus is in no list any more.
     """
@@ -66,7 +66,7 @@ def judge_xids(log: Reading[KernelLog], visible: Mapping[str, int], others: froz
         where = f"GPU {visible[pci]} ({pci})" if pci in visible else f"{pci}, no GPU under test"
         times = f"{len(events)} times, last " if len(events) > 1 else ""
         text = f"Xid {code} on {where}: {meaning}, {times}{_when(events[-1].seconds, log.uptime)}"
-        ours = pci in visible or (code == OFF_THE_BUS and pci not in others)
+        ours = pci in visible or (code == OFF_THE_BUS and pci not in listed)
         if ours and kind in ("hardware", "interconnect"):
             bad.setdefault("hardware" if kind == "hardware" else "interconnect", []).append(text)
         else:

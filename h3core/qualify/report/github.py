@@ -36,7 +36,7 @@ def append_step_summary(report: Report, environ: Mapping[str, str]) -> str | Non
     try:
         with path.open("ab+", buffering=0) as file:
             file.seek(0)
-            before = file.read(LIMIT + 1) or b""
+            before = file.read(LIMIT) or b""
             # A blank line, or the heading would belong to whatever an earlier command wrote.
             gap = b"" if not before or before.endswith(b"\n\n") else b"\n" if before.endswith(b"\n") else b"\n\n"
             text, left_out = fitted(sections(report), LIMIT - len(before) - len(gap))
