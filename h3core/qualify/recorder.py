@@ -38,7 +38,8 @@ class Recorder:
         if "world" in metafunc.fixturenames:
             metafunc.parametrize("world", plan.worlds, scope="session", ids=lambda number: f"world={number}")
         if "mode" in metafunc.fixturenames:
-            metafunc.parametrize("mode", plan.modes, scope="session", ids=str)
+            # No wider scope: pytest would then group by mode, and start every world's ranks anew for each.
+            metafunc.parametrize("mode", plan.modes, scope="function", ids=str)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -88,7 +88,7 @@ def test_default_worlds_are_those_that_fit(gpus, worlds):
 def test_more_ranks_than_gpus_is_a_usage_error_that_says_both_numbers():
     with pytest.raises(pytest.UsageError, match="asked for 8 ranks, 4 GPUs are visible; ask for 2 to 4"):
         worlds_for(settings(world="8"), "cuda", 4)
-    with pytest.raises(pytest.UsageError, match="0 GPUs are visible, and the smallest world is 2$"):
+    with pytest.raises(pytest.UsageError, match=r"0 GPUs are visible, and the smallest world is 2$"):
         worlds_for(settings(), "cuda", 0)
     with pytest.raises(pytest.UsageError, match="1 GPU is visible, and the smallest world is 2; --share"):
         worlds_for(settings(world="8"), "cuda", 1)

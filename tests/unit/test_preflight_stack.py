@@ -16,7 +16,7 @@ from h3core.qualify.preflight.driver import Driver, judge_driver, parse_module
 from h3core.qualify.preflight.finding import NotMeasured, Reading, Unreadable
 from h3core.qualify.preflight.memlock import parse_limits
 from h3core.qualify.preflight.nccl import libraries_in
-from h3core.qualify.preflight.nccl_settings import parse_conf
+from h3core.qualify.preflight.nccl_settings import judge_variables, parse_conf
 from h3core.qualify.preflight.torch_build import code_for, read_torch
 from tests.unit.preflight_boxes import finding, healthy_root, read, recording, text, torch_build
 
@@ -267,3 +267,8 @@ def test_limits_without_the_line_are_not_measured(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="no line"):
         parse_limits("Limit   Soft Limit\n")
     assert finding(read(healthy_root(tmp_path, proc__self__limits="")), "locked memory").state == "not measured"
+
+
+def test_the_label_of_an_image_is_no_setting():
+    assert judge_variables({"NCCL_VERSION": "2.28.3-1"}).state == "ok"
+    assert judge_variables({"NCCL_VERSION": "2.28.3-1", "NCCL_ALGO": "Ring"}).got == "NCCL_ALGO=Ring"

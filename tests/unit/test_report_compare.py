@@ -149,6 +149,35 @@ def test_each_gain_is_named_and_nothing_else(said: str) -> None:
     assert found["worse"] == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ("skipped", "failed", "worse"),
+        ("not run", "failed", "worse"),
+        ("error", "failed", "changed"),
+        ("failed", "error", "changed"),
+        ("failed", "not run", "changed"),
+        ("not run", "skipped", "changed"),
+    ],
+)
+def test_what_did_not_pass_before_is_worse_only_where_it_now_fails(before: str, after: str, kind: str) -> None:
+    old, new = qualified(), qualified()
+    check(old)["outcome"], check(new)["outcome"] = before, after
+    found = compare_reports(old, new)
+    said = {"worse": [], "better": [], "changed": []} | {kind: [f"{CHECK}: {before} -> {after}"]}
+    assert {name: found[name] for name in said} == said
+
+
+def test_a_missed_control_that_was_not_tried_again_is_no_better() -> None:
+    old, new = qualified(), qualified()
+    _control(False)(old)
+    _control(None)(new)
+    found = compare_reports(old, new)
+    assert (found["worse"], found["better"]) == ([], [])
+    assert found["changed"] == ["control swapped rows at world 8: not caught, now did not run"]
+    assert compare_reports(new, old)["worse"] == ["control swapped rows at world 8: did not run, now not caught"]
+
+
 def test_one_required_check_for_another_is_a_loss_and_a_gain() -> None:
     new = qualified()
     _swap(new)

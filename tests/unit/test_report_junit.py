@@ -62,8 +62,9 @@ def test_counts_and_times_are_those_of_the_cases(name: str) -> None:
         assert element.attrib["tests"] == str(len(list(root.iter("testcase"))))
         assert element.attrib["failures"] == str(tags.count("failure"))
         assert element.attrib["errors"] == str(tags.count("error"))
-        assert element.attrib["skipped"] == str(tags.count("skipped"))
         assert float(element.attrib["time"]) == report["run"]["duration_s"]
+    assert root[0].attrib["skipped"] == str(tags.count("skipped"))
+    assert set(root.attrib) == {"name", "tests", "failures", "errors", "time"}
     assert root[0].attrib["timestamp"] == "2026-11-30T23:59:01"
 
 
@@ -178,6 +179,16 @@ def test_a_failure_that_is_no_checks_has_its_case() -> None:
     case = cases(report)["tests/gloo/test_broken.py"]
     assert case[0].tag == "error"
     assert str(case[0].text).startswith("ImportError")
+
+
+def test_of_two_checks_with_one_name_none_hides_the_other() -> None:
+    report = unit_run()
+    report["checks"] = [
+        report["checks"][0] | {"check": check} for check in ("a.py::test_x[\x00]", "a.py::test_x[\x01]")
+    ]
+    report["checks"][1]["outcome"] = "failed"
+    found = cases(report)
+    assert [len(found[name]) for name in ("test_x[]", "test_x[] (2)")] == [0, 1]
 
 
 def test_classes_and_modules_make_the_class_name() -> None:

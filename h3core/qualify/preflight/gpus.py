@@ -43,12 +43,13 @@ def judge_count(
     if share_gpus:
         got = f"{count} visible, shared by {world} ranks as asked"
         return Finding(COUNT, "warning", got, wanted, "says nothing about links between GPUs, nor about speed", "stack")
+    fewer = f"ask for --world={count} or fewer, " if count > 1 else ""
     return Finding(
         COUNT,
         "problem",
         f"{count} visible, {world} ranks asked for",
         wanted,
-        f"ask for --world={count} or fewer, show more GPUs (CUDA_VISIBLE_DEVICES is "
+        f"{fewer}show more GPUs (CUDA_VISIBLE_DEVICES is "
         f"{'not set' if text is None else repr(text)}), or let ranks share with --share-gpus, which tests no link",
         "stack",
     )

@@ -20,6 +20,8 @@ FILES: Final = "NCCL files"
 
 HARMLESS: Final = ("NCCL_DEBUG", "NCCL_CONF_FILE")
 """Beginnings of names that change what NCCL says and reads, not what it does."""
+LABELS: Final = ("NCCL_VERSION",)
+"""Set by container images to say what they hold (seen: 2.28.3-1 beside a loaded 2.28.9); NCCL does not read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
 
 def judge_variables(environ: Mapping[str, str]) -> Finding:
     """Variables that are set: the run is judged with them."""
-    names = sorted(name for name in environment_facts(environ) if name.startswith("NCCL_"))
+    facts = environment_facts(environ)
+    names = sorted(name for name in facts if name.startswith("NCCL_") and name not in LABELS)
     if not names:
         return ok(VARIABLES, "none is set")
     got = ", ".join(f"{name}={shown(name, environ[name])}" for name in names)

@@ -5,7 +5,8 @@ people and CI (`FORMS`) only repeat report.json, so they go before it changes an
 the folder holds report.json and some of its own forms. A form that is absent misleads nobody; an older one would.
 
 1. `begin`, before the first check: an older run's forms and journal go, report.json becomes INCOMPLETE, forms come.
-2. `write_all_forms`, at the end: the INCOMPLETE forms go, report.json becomes the result, forms come.
+2. `write_all_forms`, at the end: the INCOMPLETE forms go, report.json becomes the result, forms come. Where one cannot
+   be written, the result is taken back: a run whose report is not whole ends as INCOMPLETE, and its folder says so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, Final
@@ -86,7 +87,7 @@ def write_all_forms(report: Report, folder: Path) -> list[Path]:
 
     Numbers that JSON cannot hold (NaN, infinities) become null, very long strings are cut. Nothing is touched before
     all forms exist in memory. Raises `ReportError` for a dictionary that is no report, and `OSError` or `OutputError`
-    where a file cannot be written: whatever stands in the folder then agrees with its report.json.
+    where a file cannot be written: then report.json says INCOMPLETE as it did before, or is gone.
     """
     return _replace(report, folder, fresh=False)
 
@@ -123,6 +124,7 @@ def _replace(report: Report, folder: Path, *, fresh: bool) -> list[Path]:
     gone = [*forms, *([folder / JOURNAL] if fresh else [])]
     for path in (main, *gone):
         check_target(path, force=True)
+    before = _in_progress(main, report["run"]["id"])
     try:
         check_space(main, len(text) + sum(len(form.encode()) for form in forms.values()))
         for path in gone:
@@ -133,9 +135,40 @@ def _replace(report: Report, folder: Path, *, fresh: bool) -> list[Path]:
             for path in (*gone, main):
                 path.unlink(missing_ok=True)
         raise
-    for path, form in forms.items():
-        write_text(path, form, force=True)
+    try:
+        for path, form in forms.items():
+            write_text(path, form, force=True)
+    except BaseException:
+        if not fresh:
+            _take_back(main, before, forms)
+        raise
     return [main, *forms]
+
+
+def _in_progress(main: Path, run: str) -> str | None:
+    """The text of the report.json that the run began with; None where something else stands there, or nothing."""
+    try:
+        text = main.read_text(encoding="utf-8")
+        begun = json.loads(text)["run"]
+        return text if (begun["id"], begun["state"]) == (run, "in progress") else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _take_back(main: Path, before: str | None, forms: Iterable[Path]) -> None:
+    """Put report.json back to `before`; remove it where there was none, or where not even that can be written."""
+    for path in forms:
+        path.unlink(missing_ok=True)
+    back = False
+    try:
+        if before is not None:
+            write_text(main, before, force=True)
+            back = True
+    except (OSError, ValueError):
+        pass  # the caller has the first error, which is the cause
+    finally:
+        if not back:
+            main.unlink(missing_ok=True)
 
 
 def _writable(value: Any) -> Any:
