@@ -21,7 +21,7 @@ from h3core.checkpoint import reader
 from h3core.comm.base import Comm
 from h3core.nvfp4 import NVFP4Weight
 from h3core.partition import Shard
-from h3core.qualify import blocks, loop
+from h3core.qualify.checks import blocks, loop
 
 Fault = Callable[[], Any]
 GUILTY = 1

@@ -12,7 +12,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from h3core.qualify.compare import ComparisonError
+from h3core.qualify.checks.compare import ComparisonError
 from h3core.qualify.manifest import Area
 from h3core.ranks import RankError
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from h3core.qualify.compare import Evidence
-from h3core.qualify.invariance import Invariance
+from h3core.qualify.checks.compare import Evidence
+from h3core.qualify.checks.invariance import Invariance
 from h3core.qualify.verdict import Seen
 
 NAME: Final = "journal.jsonl"

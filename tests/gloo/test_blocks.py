@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from h3core.qualify import blocks
+from h3core.qualify.checks import blocks
 from tests.gloo.conftest import AUDIO_HEAVY, MIXED, TEXT_HEAVY, four_a_rank
 
 pytestmark = pytest.mark.gloo

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from h3core.qualify.checks.loop import Case
 from h3core.qualify.controls import CONTROLS, Bench, run_control
-from h3core.qualify.loop import Case
 from h3core.ranks import RankPool
 from tests.gloo.conftest import MIXED
 

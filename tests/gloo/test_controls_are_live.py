@@ -17,14 +17,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from h3core.qualify import determinism
-from h3core.qualify.compare import ComparisonError, Identical, compare
+from h3core.qualify.checks import determinism
+from h3core.qualify.checks.compare import ComparisonError, Identical, compare
+from h3core.qualify.checks.determinism import Corruption, Work, judge, screen
+from h3core.qualify.checks.loop import Case
+from h3core.qualify.checks.parity import AUDIO, DIGESTS, VIDEO, Unequal, equals_virtual
 from h3core.qualify.controls import CONTROLS, GUILTY, Bench, MissedControl, NotPlanted, lost, payload, run_control
 from h3core.qualify.controls.lost import LostRank
 from h3core.qualify.controls.payload import PayloadControl, SpoilingComm
-from h3core.qualify.determinism import Corruption, Work, judge, screen
-from h3core.qualify.loop import Case
-from h3core.qualify.parity import AUDIO, DIGESTS, VIDEO, Unequal, equals_virtual
 from h3core.ranks import Rank, RankError, RankPool
 from tests.gloo.conftest import MIXED
 

@@ -17,12 +17,12 @@ from h3core.checkpoint import DenoiserReader
 from h3core.config import TINY
 from h3core.packing import PackedSequence
 from h3core.partition import split
-from h3core.qualify.compare import ErrorBudget, Identical, RelativeRows, compare, equal_facts
-from h3core.qualify.invariance import probe
-from h3core.qualify.loop import Case, Outcome, real_ranks, real_velocities, virtual_ranks
-from h3core.qualify.parity import equals_virtual
+from h3core.qualify.checks.compare import ErrorBudget, Identical, RelativeRows, compare, equal_facts
+from h3core.qualify.checks.invariance import probe
+from h3core.qualify.checks.loop import Case, Outcome, real_ranks, real_velocities, virtual_ranks
+from h3core.qualify.checks.parity import equals_virtual
+from h3core.qualify.checks.traffic import expected_bytes
 from h3core.qualify.run import Plan
-from h3core.qualify.traffic import expected_bytes
 from h3core.ranks import RankPool
 from h3core.weights import held_bytes
 from tests.gloo.conftest import (

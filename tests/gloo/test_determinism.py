@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from h3core.qualify.determinism import Work, judge, screen
+from h3core.qualify.checks.determinism import Work, judge, screen
 
 pytestmark = pytest.mark.gloo
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from h3core.checkpoint.synthesize import synthesize
 from h3core.config import TINY
-from h3core.qualify.compare import Identical, compare, equal_facts
+from h3core.qualify.checks.compare import Identical, compare, equal_facts
 
 RANKS = 3
 BY_RANK = """

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from h3core.config import H3, TINY
 from h3core.partition import shards
-from h3core.qualify.compare import equal_facts
-from h3core.qualify.shards import block_shard, expected_shard
+from h3core.qualify.checks.compare import equal_facts
+from h3core.qualify.checks.shards import block_shard, expected_shard
 
 pytestmark = pytest.mark.gloo
 

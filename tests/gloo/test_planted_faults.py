@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from h3core.partition import split
-from h3core.qualify import blocks, transport
-from h3core.qualify.compare import ComparisonError, ErrorBudget, Identical, RelativeRows, compare, equal_facts
-from h3core.qualify.loop import Case, real_ranks, real_velocities, virtual_ranks
+from h3core.qualify.checks import blocks, transport
+from h3core.qualify.checks.compare import ComparisonError, ErrorBudget, Identical, RelativeRows, compare, equal_facts
+from h3core.qualify.checks.loop import Case, real_ranks, real_velocities, virtual_ranks
 from h3core.ranks import RankPool
 from tests.faults import with_fault
 from tests.gloo.conftest import BUDGET, MIXED, Sequence

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from h3core.partition import Partition, spans_of, split
-from h3core.qualify import transport
-from h3core.qualify.compare import equal_facts
+from h3core.qualify.checks import transport
+from h3core.qualify.checks.compare import equal_facts
 from tests.gloo.conftest import MIXED, Sequence
 
 pytestmark = pytest.mark.gloo

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from h3core.qualify.compare import Identical, compare, equal_facts
-from h3core.qualify.loop import Case, real_ranks
+from h3core.qualify.checks.compare import Identical, compare, equal_facts
+from h3core.qualify.checks.loop import Case, real_ranks
 from tests.gloo.conftest import MIXED
 
 pytestmark = pytest.mark.gloo

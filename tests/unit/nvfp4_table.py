@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from h3core.nvfp4 import NVFP4Weight
-from h3core.qualify.compare import Identical, compare
+from h3core.qualify.checks.compare import Identical, compare
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 

@@ -19,7 +19,7 @@ from h3core.denoise import denoise
 from h3core.denoiser import Denoiser
 from h3core.packing import Geometry, Noise, PackedSequence, audio_rows_to_latents, unpatchify
 from h3core.parallel import build_mode
-from h3core.qualify.compare import Evidence, Identical, compare
+from h3core.qualify.checks.compare import Evidence, Identical, compare
 from h3core.schedule import Schedules
 
 SMALL = H3Config(

@@ -34,7 +34,7 @@ pytest_plugins = ["h3core.qualify.plugin"]
 
 TEST_A = """
 import pytest, torch
-from h3core.qualify.compare import Identical, compare
+from h3core.qualify.checks.compare import Identical, compare
 
 pytestmark = pytest.mark.gloo
 X = torch.arange(6.0)
@@ -48,7 +48,7 @@ def test_loop(world, mode, record):
 
 TEST_B = """
 import pytest, torch
-from h3core.qualify.compare import Identical, compare
+from h3core.qualify.checks.compare import Identical, compare
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", ["x", "y"])
@@ -61,7 +61,7 @@ def test_without_a_tier():
 
 TEST_C = """
 import pytest
-from h3core.qualify.compare import equal_facts
+from h3core.qualify.checks.compare import equal_facts
 from h3core.qualify.controls import Caught
 
 @pytest.mark.gloo
@@ -75,7 +75,7 @@ POOLED = """
 import os, signal, time
 import pytest, torch
 import torch.distributed as dist
-from h3core.qualify.compare import equal_facts
+from h3core.qualify.checks.compare import equal_facts
 
 pytestmark = pytest.mark.gloo
 

@@ -280,8 +280,8 @@ def _fail(report: Report, nodes: dict[str, list[int]], **said: str) -> None:
             | {
                 "reproduce": f"python -m pytest '{nodeid}' --world={check['world']}",
                 "details": f"RankError: rank {ranks or 2} of {check['world']}\n"
-                '  File "h3core/qualify/compare.py", line 66, in compare\n    raise ComparisonError(...)\n'
-                f"h3core.qualify.compare.ComparisonError: {said['problem']}",
+                '  File "h3core/qualify/checks/compare.py", line 66, in compare\n    raise ComparisonError(...)\n'
+                f"h3core.qualify.checks.compare.ComparisonError: {said['problem']}",
             }
         )
     report["coverage"]["failed"] += len(nodes)

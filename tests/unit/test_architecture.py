@@ -87,3 +87,23 @@ def test_no_module_holds_a_process_group_or_works_at_import():
         calls = [node.lineno for node in module_level if isinstance(node.value, ast.Call)]
         assert not calls or path.name == "__main__.py", f"{path}: calls at import, lines {calls}"
         assert not re.search(r"^global ", text, re.M)
+
+
+SUITE = {
+    "checks": set(),
+    "controls": {"checks"},
+    "preflight": set(),
+    "report": set(),
+}
+"""What each room of the suite may import of the others; the modules beside them run the session and use them all."""
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_rooms_of_the_suite_know_only_what_they_stand_on(name):
+    others = set()
+    for path in (ROOT / "qualify" / name).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("h3core.qualify"):
+                parts = (node.module or "").split(".")[2:]
+                others |= {parts[0]} if parts else {alias.name for alias in node.names}
+    assert others - {name} <= SUITE[name]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from h3core.qualify.compare import (
+from h3core.qualify.checks.compare import (
     ComparisonError,
     Demand,
     ErrorBudget,
@@ -322,7 +322,7 @@ def test_facts_that_differ_are_both_shown(got: Any, expected: Any) -> None:
 
 OPTIMISED = """
 import torch
-from h3core.qualify.compare import ComparisonError, ErrorBudget, Identical, RelativeRows, compare, equal_facts
+from h3core.qualify.checks.compare import ComparisonError, ErrorBudget, Identical, RelativeRows, compare, equal_facts
 
 try:
     assert False

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from h3core.qualify.compare import ComparisonError
-from h3core.qualify.determinism import (
+from h3core.qualify.checks.compare import ComparisonError
+from h3core.qualify.checks.determinism import (
     DEMAND,
     Corruption,
     Operation,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from h3core.qualify.compare import ComparisonError
+from h3core.qualify.checks.compare import ComparisonError
 from h3core.qualify.diagnosis import BY_AREA, SIGNS, diagnose, failure_of
 from h3core.ranks import RankError, RankFailure
 
 
 def rank_error(kind: str, message: str, rank: int = 2) -> RankError:
-    return RankError([RankFailure(rank, kind, message)], world=4, doing="h3core.qualify.loop.real_ranks")
+    return RankError([RankFailure(rank, kind, message)], world=4, doing="h3core.qualify.checks.loop.real_ranks")
 
 
 @pytest.mark.parametrize(

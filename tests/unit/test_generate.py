@@ -28,7 +28,7 @@ from h3core.denoise import denoise
 from h3core.denoiser import Denoiser
 from h3core.packing import Geometry, Noise, PackedSequence, audio_rows_to_latents, unpatchify
 from h3core.parallel import build_mode
-from h3core.qualify.compare import Identical, compare
+from h3core.qualify.checks.compare import Identical, compare
 from h3core.schedule import Schedules
 from tests.unit.generate_calls import SMALL, TEXT_ROWS, Inputs, Outcome, listing, options, run, short_clips
 

@@ -35,7 +35,7 @@ from h3core.packing import (
     unpatchify,
 )
 from h3core.partition import Span, split
-from h3core.qualify.compare import Identical, compare
+from h3core.qualify.checks.compare import Identical, compare
 from h3core.schedule import Schedules
 
 PATCH = (1, 2, 2)

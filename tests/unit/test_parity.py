@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from h3core.qualify.compare import ComparisonError
-from h3core.qualify.loop import Outcome
-from h3core.qualify.parity import AUDIO, DIGESTS, PARTS, VIDEO, Unequal, equals_virtual
+from h3core.qualify.checks.compare import ComparisonError
+from h3core.qualify.checks.loop import Outcome
+from h3core.qualify.checks.parity import AUDIO, DIGESTS, PARTS, VIDEO, Unequal, equals_virtual
 
 
 def outcome(rank: int = 1, **changes) -> Outcome:

@@ -14,7 +14,7 @@ import torch
 from h3core.checkpoint import DenoiserReader
 from h3core.checkpoint.synthesize import synthesize
 from h3core.config import TINY
-from h3core.qualify.compare import ComparisonError, Identical, compare
+from h3core.qualify.checks.compare import ComparisonError, Identical, compare
 from h3core.weights import named_tensors
 from tests import faults
 from tests.unit.nvfp4_table import check_fp32_against_numpy, check_hand_table

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from h3core.packing import LatentShape, PackedSequence
-from h3core.qualify.compare import Identical, compare
+from h3core.qualify.checks.compare import Identical, compare
 from h3core.schedule import AUDIO_SHIFT, VIDEO_SHIFT, Schedule, Schedules
 
 SHIFTS = {"video": 12.0, "audio": 3.0}

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from h3core.qualify.compare import Evidence
-from h3core.qualify.loop import Case, Outcome, virtual_ranks
+from h3core.qualify.checks.compare import Evidence
+from h3core.qualify.checks.loop import Case, Outcome, virtual_ranks
 from h3core.ranks import RankPool
 
 GUILTY: Final = 1

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from h3core.qualify.compare import Evidence, equal_facts
+from h3core.qualify.checks.compare import Evidence, equal_facts
+from h3core.qualify.checks.transport import rows_heads_rows
 from h3core.qualify.controls.base import GUILTY, Bench, Caught, Control, MissedControl, name_ranks
-from h3core.qualify.transport import rows_heads_rows
 from h3core.ranks import Rank, RankError, RankFailure, RankPool
 
 NEVER: Final = 3600.0

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from h3core.comm import PhaseStats, ProcessGroupComm
 from h3core.partition import Span, spans_of
-from h3core.qualify.compare import equal_facts
+from h3core.qualify.checks.compare import equal_facts
+from h3core.qualify.checks.loop import Case, Outcome, comm_of, real_ranks, run_case
+from h3core.qualify.checks.parity import PARTS, Unequal, equals_virtual
 from h3core.qualify.controls.base import (
     GUILTY,
     Bench,
@@ -21,8 +23,6 @@ from h3core.qualify.controls.base import (
     name_ranks,
     with_digests,
 )
-from h3core.qualify.loop import Case, Outcome, comm_of, real_ranks, run_case
-from h3core.qualify.parity import PARTS, Unequal, equals_virtual
 from h3core.ranks import Rank
 
 Spoil = Callable[[Tensor, Span, int], None]

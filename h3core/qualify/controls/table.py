@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from h3core.qualify.checks.parity import DIGESTS
 from h3core.qualify.controls.base import GUILTY, Bench, Caught, Control
 from h3core.qualify.controls.lost import LostRank, dies_inside, never_enters
 from h3core.qualify.controls.payload import PayloadControl, flip_lowest_bit, leave_out, swap_two_rows
-from h3core.qualify.parity import DIGESTS
 
 CONTROLS: Final[tuple[Control, ...]] = (
     PayloadControl(

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from h3core.attention import attention_backend
 from h3core.partition import Partition, Span, split
-from h3core.qualify.compare import Comparisons, Evidence, Identical, RelativeRows, equal_facts
-from h3core.qualify.loop import comm_of
+from h3core.qualify.checks.compare import Comparisons, Evidence, Identical, RelativeRows, equal_facts
+from h3core.qualify.checks.loop import comm_of
 from h3core.ranks import Rank
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from h3core.qualify.compare import ComparisonError, Comparisons, Evidence, Identical
-from h3core.qualify.loop import Outcome
+from h3core.qualify.checks.compare import ComparisonError, Comparisons, Evidence, Identical
+from h3core.qualify.checks.loop import Outcome
 
 VIDEO: Final = "video latents"
 AUDIO: Final = "audio latents"

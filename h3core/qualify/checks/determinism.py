@@ -18,7 +18,7 @@ from torch import Tensor
 from h3core.attention import attention_backend
 from h3core.linear import dense
 from h3core.nvfp4 import NVFP4Weight
-from h3core.qualify.compare import ComparisonError, Evidence
+from h3core.qualify.checks.compare import ComparisonError, Evidence
 from h3core.ranks import Rank
 
 K = TypeVar("K", bound=Hashable)

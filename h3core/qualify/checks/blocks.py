@@ -15,9 +15,9 @@ from h3core.layers import inverse_frequencies, rotary_tables
 from h3core.packing import AUDIO, TEXT, VIDEO, LatentShape, PackedSequence, clip_segments
 from h3core.parallel import Mode, Single, build_mode, shard_for
 from h3core.partition import split
-from h3core.qualify.compare import Comparisons, Demand, Evidence, Identical, RelativeRows
-from h3core.qualify.loop import comm_of
-from h3core.qualify.transport import draw
+from h3core.qualify.checks.compare import Comparisons, Demand, Evidence, Identical, RelativeRows
+from h3core.qualify.checks.loop import comm_of
+from h3core.qualify.checks.transport import draw
 from h3core.ranks import Rank
 from h3core.schedule import Schedules
 
