@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from h3core import __version__
+from h3core.qualify.controls import CONTROLS
 from h3core.qualify.manifest import Key
 from h3core.qualify.preflight import environment_facts
 from h3core.qualify.run import Run
 from h3core.qualify.verdict import Covered, Seen, Verdict
 
 SCHEMA: Final = "h3core-report-1"
+NAMES: Final = {control.slug: control.name for control in CONTROLS}
 DETAILS: Final = 8000
 """Characters of an error's text that the report keeps, from its end: that is where the cause stands."""
 
@@ -34,7 +36,7 @@ def report_of(
         "h3core": __version__,
         "run": _run(run, pytest_exit, ended),
         "verdict": _verdict(verdict, pytest_exit),
-        "failures": [_failure(run, nodeid) for nodeid in run.failures],
+        "failures": [_failure(run, nodeid) for nodeid in run.failed()],
         "coverage": _coverage(coverage),
         "controls": _controls(run, coverage),
         "checks": _checks(run, coverage),
@@ -148,7 +150,7 @@ def _controls(run: Run, coverage: Sequence[Covered]) -> dict[str, Any]:
         caught = run.caught.get(key.variant)
         entries.append(
             {
-                "name": key.variant if caught is None else caught.name,
+                "name": NAMES.get(key.variant, key.variant),
                 "world": key.world,
                 "caught": {"passed": True, "failed": False, "not run": None}[item.state],
                 "how": item.why if caught is None or item.state != "passed" else caught.how,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from h3core.atomic import OutputError
 from h3core.qualify.assemble import report_of
 from h3core.qualify.journal import Journal
 from h3core.qualify.preflight import machine_facts, read_box
@@ -101,7 +100,7 @@ def _write(report: dict[str, Any], plan: Plan) -> str | None:
         return "no folder"
     try:
         write_all_forms(report, plan.folder)
-    except (OSError, OutputError) as error:
+    except (OSError, ValueError) as error:  # no room, no right, or a report that contradicts itself
         return f"{plan.folder}: {error}"
     return None
 

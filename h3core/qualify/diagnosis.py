@@ -1,8 +1,8 @@
 """What a failure is about: its fault class, what it means, what to do next.
 
 The class is a lead, not a proof. What the error itself says goes first (a rank killed by the kernel is not a wrong
-sum); then what the check was about; and a difference between real and virtual ranks is blamed on whatever else in
-the same run is broken.
+sum); then what the check was about; and where transport or computation alone are broken in the same run, whatever else
+failed is told as their consequence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from h3core.qualify.checks.compare import ComparisonError
 from h3core.qualify.manifest import Area
-from h3core.ranks import RankError
+from h3core.ranks import RankError, RankFailure
 
 FaultClass = Literal["hardware", "interconnect", "stack", "suite"]
 
@@ -89,7 +89,7 @@ SIGNS: Final[tuple[tuple[str, Diagnosis], ...]] = (
         ),
     ),
     (
-        r"rank \d+ of \d+ hung|no answer within",
+        r"rank \d+ hung|no answer within",
         Diagnosis(
             "interconnect",
             "Ranks waited for a message that never came. The first one named is the one the others waited for.",
@@ -113,6 +113,11 @@ BROKEN_CHECK: Final = Diagnosis(
     "The check itself broke before it could compare anything: this says nothing about the machine.",
     "Run `make test`. If that passes, report the details as a bug of h3core.",
 )
+
+BASIC: Final[tuple[Area, ...]] = ("transport", "computation")
+"""What all other checks are made of: a fault there explains theirs."""
+URGENCY: Final[tuple[Area | None, ...]] = (*BASIC, "loading", "parity", "numerics", "control", None)
+"""In which order failures are told: causes before what may follow from them."""
 
 BY_AREA: Final[dict[Area, Diagnosis]] = {
     "transport": Diagnosis(
@@ -157,11 +162,13 @@ def failure_of(error: BaseException, text: str) -> Failure:
     """What `error` says; `text` is pytest's rendering of it."""
     if isinstance(error, RankError):
         first = error.failures[0] if error.failures else None
-        named: tuple[int, ...] = () if first is None else (first.rank,)
+        # All that are as likely the cause as the first: when bytes go wrong, sender and receiver may both complain.
+        likely = [failure.rank for failure in error.failures if first and failure.severity == first.severity]
+        named = tuple(sorted(likely))
         judged = first is None or first.kind != "raised" or first.message.startswith("ComparisonError")
         # Another exception in a rank that the whole box throws (CUDA, NCCL) is the box's; SIGNS know it.
         judged = judged or any(re.search(pattern, str(error), re.IGNORECASE) for pattern, _ in SIGNS)
-        return Failure(_first_line(error), text, named, judged)
+        return Failure(_first_line(error) if first is None else _rank_line(first), text, named, judged)
     ranks = tuple(sorted({int(rank) for rank in re.findall(r"\brank (\d+)\b", _first_line(error))}))
     return Failure(_first_line(error), text, ranks, isinstance(error, ComparisonError | AssertionError))
 
@@ -173,13 +180,27 @@ def diagnose(failure: Failure, area: Area | None, broken: Set[Area]) -> Diagnosi
             return diagnosis
     if not failure.judged or area is None:
         return BROKEN_CHECK
-    if area == "parity":
-        # Transport and computation are what the sum is made of: the more basic fault explains the other.
-        basics: tuple[Area, ...] = ("transport", "computation")
-        for basic in basics:
+    if area not in BASIC:
+        for basic in BASIC:
             if basic in broken:
-                return BY_AREA[basic]
+                return consequence(basic)
     return BY_AREA[area]
+
+
+def consequence(basic: Area) -> Diagnosis:
+    """Of a check that can only be as sound as what it is made of."""
+    return Diagnosis(
+        BY_AREA[basic].fault_class,
+        f"Probably a consequence: checks of {basic} alone failed in this run, and this one is made of it.",
+        f"See to the checks of {basic} first; then run this one again.",
+    )
+
+
+def _rank_line(first: RankFailure) -> str:
+    """What the likely cause among the ranks said; a comparison's own words are enough."""
+    said = first.message.removeprefix("ComparisonError: ")
+    verb = "" if first.kind == "raised" else f" {first.kind}"
+    return f"rank {first.rank}{verb}: {said}"
 
 
 def _first_line(error: BaseException) -> str:

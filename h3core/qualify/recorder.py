@@ -79,6 +79,7 @@ class Recorder:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Every check that is to run is known now: one that never comes to an end is missed by name."""
+        self.run.collected = True
         for item in session.items:
             self.run.seen[item.nodeid] = Seen(item.nodeid)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from h3core.qualify import manifest
 from h3core.qualify.controls import Caught
-from h3core.qualify.diagnosis import Diagnosis, Failure, diagnose
+from h3core.qualify.diagnosis import URGENCY, Diagnosis, Failure, diagnose
 from h3core.qualify.journal import Journal
 from h3core.qualify.manifest import Area, Key, Required, Requirement
 from h3core.qualify.options import RANK_MODES, Settings, reductions
@@ -83,6 +83,7 @@ class Run:
     presence: dict[int, tuple[RankFacts, ...]] = field(default_factory=dict)
     caught: dict[str, Caught] = field(default_factory=dict)
     preflight: list[Finding] = field(default_factory=list)
+    collected: bool = False
     interrupted_by: str | None = None
     started: float = field(default_factory=time.time)
     ident: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -114,7 +115,9 @@ class Run:
     def coverage(self) -> list[Covered]:
         """Every required check against what was seen."""
         by_key = {self.keys[nodeid]: sight for nodeid, sight in self.seen.items() if nodeid in self.keys}
-        return cover(self.plan.required(), by_key, self.deselected)
+        if self.collected:
+            return cover(self.plan.required(), by_key, self.deselected)
+        return cover(self.plan.required(), by_key, self.deselected, "never ran")
 
     def broken_areas(self) -> frozenset[Area]:
         """What failed checks were about, where something was measured."""
@@ -125,6 +128,15 @@ class Run:
         """The diagnosis of a failed check."""
         row = self.row(nodeid)
         return diagnose(self.failures[nodeid], None if row is None else row.area, self.broken_areas())
+
+    def failed(self) -> list[str]:
+        """Failed checks, likely causes before what may follow from them."""
+
+        def urgency(nodeid: str) -> int:
+            row = self.row(nodeid)
+            return URGENCY.index(None if row is None else row.area)
+
+        return sorted(self.failures, key=urgency)
 
     def reproduce(self, nodeid: str) -> str:
         """The command that runs one check alone, as this run ran it."""

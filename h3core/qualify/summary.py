@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from h3core.qualify.diagnosis import Diagnosis
+from h3core.qualify.report.text import plural
 from h3core.qualify.run import Run
 
 SHOWN: Final = 10
-"""Failures, missing checks and table lines that are printed; the report has all of them."""
+"""Missing checks and table lines that are printed; the report has all of them."""
 
 
 def sections(run: Run) -> dict[str, list[str]]:
     """Titles and lines, in the order in which they are printed."""
     found = {title: _short(lines) for title, lines in run.journal.sections().items()}
-    failed = [nodeid for nodeid in run.failures if run.plan.tier is not None or nodeid in run.keys]
+    failed = [nodeid for nodeid in run.failed() if run.plan.tier is not None or nodeid in run.keys]
     if failed:  # of the project's own tests pytest says enough
         found["what failed, and what to do next"] = _failures(run, failed)
     missing = [item for item in run.coverage() if item.state == "not run"]
@@ -32,23 +34,20 @@ def sections(run: Run) -> dict[str, list[str]]:
 
 
 def _failures(run: Run, failed: list[str]) -> list[str]:
-    """One paragraph for each distinct problem: checks that say the same are counted, not repeated."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    """One paragraph for each diagnosis, with its first check: the others are counted, and stand in the report."""
+    groups: dict[Diagnosis, list[str]] = {}
     for nodeid in failed:
-        groups.setdefault((run.diagnosis(nodeid).fault_class, run.failures[nodeid].problem), []).append(nodeid)
+        groups.setdefault(run.diagnosis(nodeid), []).append(nodeid)
     lines: list[str] = []
-    for (fault_class, problem), nodeids in list(groups.items())[:SHOWN]:
-        diagnosis = run.diagnosis(nodeids[0])
-        more = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
+    for diagnosis, nodeids in groups.items():
+        more = f" and {plural(len(nodeids) - 1, 'other check')}" if len(nodeids) > 1 else ""
         lines += [
-            f"{fault_class}: {nodeids[0]}{more}",
-            f"  problem:   {problem}",
+            f"{diagnosis.fault_class}: {nodeids[0]}{more}",
+            f"  problem:   {run.failures[nodeids[0]].problem}",
             f"  means:     {diagnosis.meaning}",
             f"  next:      {diagnosis.action}",
             f"  reproduce: {run.reproduce(nodeids[0])}",
         ]
-    if len(groups) > SHOWN:
-        lines.append(f"{len(groups) - SHOWN} more problems are in the report")
     return lines
 
 

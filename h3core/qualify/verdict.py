@@ -55,13 +55,21 @@ class Covered:
     why: str | None = None
 
 
-def cover(required: Iterable[Required], seen: Mapping[Key, Seen], deselected: Mapping[Key, str]) -> list[Covered]:
-    """Hold every required check against what was seen; `deselected` has the reason for each that was left out."""
+def cover(
+    required: Iterable[Required],
+    seen: Mapping[Key, Seen],
+    deselected: Mapping[Key, str],
+    absent: str = "not collected: no such check",
+) -> list[Covered]:
+    """Hold every required check against what was seen.
+
+    `deselected` has the reason for each that was left out, `absent` the one for those of which nothing is known.
+    """
     found = []
     for owed in required:
         sight = seen.get(owed.key)
         if sight is None:
-            found.append(Covered(owed, "not run", deselected.get(owed.key, "not collected: no such check")))
+            found.append(Covered(owed, "not run", deselected.get(owed.key, absent)))
         elif sight.outcome == "failed":
             found.append(Covered(owed, "failed", sight.reason))
         elif sight.outcome != "passed":
@@ -146,7 +154,7 @@ def judge(
     passed = sum(item.state == "passed" for item in coverage)
     missed = [str(item.required.key) for item in controls if item.state == "failed"]
     bad = [f"{failures} checks failed" if failures != 1 else "1 check failed"] * bool(failures)
-    bad += [f"control missed: {name}" for name in missed]
+    bad += [f"control not caught: {name}" for name in missed]
     missing_out = list(lacking)
     if pytest_exit == 1 and not (bad or missing_out or errors):
         bad = ["pytest reports a failure outside the checks"]

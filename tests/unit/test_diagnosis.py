@@ -47,11 +47,23 @@ def test_a_difference_of_the_whole_is_blamed_on_the_part_that_is_broken():
     assert diagnose(failure, "parity", frozenset({"transport", "computation"})).fault_class == "interconnect"
     assert diagnose(failure, "parity", frozenset({"computation"})).fault_class == "hardware"
     assert diagnose(failure, "parity", frozenset({"numerics"})).fault_class == "stack"
+    for area in ("parity", "numerics", "loading", "control"):
+        found = diagnose(failure, area, frozenset({"transport", area}))
+        assert (found.fault_class, found.meaning[:22]) == ("interconnect", "Probably a consequence")
+    assert diagnose(failure, "transport", frozenset({"transport", "computation"})) is BY_AREA["transport"]
 
 
 def test_ranks_that_an_error_names_are_kept():
     assert failure_of(rank_error("hung", "no answer within 3 s", rank=3), "").ranks == (3,)
     assert failure_of(ComparisonError("digests, rank 2 of 6: got a, rank 1"), "").ranks == (1, 2)
+
+
+def test_all_ranks_that_are_as_likely_the_cause_are_kept():
+    raised = [RankFailure(rank, "raised", "ComparisonError: bytes") for rank in (3, 1)]
+    left = RankFailure(0, "hung", "still inside", stacks="torch/distributed/x.py")
+    assert failure_of(RankError([*raised, left], world=4, doing="x"), "").ranks == (1, 3)
+    died = RankFailure(2, "died", "killed by SIGKILL")
+    assert failure_of(RankError([*raised, died], world=4, doing="x"), "").ranks == (2,)
 
 
 def test_every_diagnosis_says_what_to_do():

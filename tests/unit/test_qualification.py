@@ -152,8 +152,8 @@ def test_a_missed_control_is_not_qualified(suite):
     ("task", "code", "problem", "fault_class"),
     [
         ("total", 0, None, None),
-        ("killed", 1, "rank 1 of 2 died in test_a.killed: killed by SIGKILL", "stack"),
-        ("asleep", 1, "rank 1 of 2 hung in test_a.asleep: no answer within 3 s", "interconnect"),
+        ("killed", 1, "rank 1 died: killed by SIGKILL", "stack"),
+        ("asleep", 1, "rank 1 hung: no answer within 3 s", "interconnect"),
     ],
 )
 def test_ranks_that_die_or_never_come_are_named_within_the_rank_timeout(suite, task, code, problem, fault_class):

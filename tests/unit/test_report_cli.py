@@ -19,11 +19,11 @@ from h3core.qualify.report.cli import add_parser
 from h3core.qualify.report.files import FORMS, begin, write_all_forms
 from h3core.qualify.report.markdown import markdown
 from tests.unit.folders import listing
+from tests.unit.sample_hostile import hostile
 from tests.unit.sample_reports import (
     SAMPLES,
     Report,
     edited,
-    hostile,
     in_progress,
     incomplete,
     not_qualified,

@@ -16,16 +16,8 @@ from h3core import atomic
 from h3core.qualify.report import github
 from h3core.qualify.report.github import ERRORS, LIMIT, annotations, append_step_summary, fitted
 from h3core.qualify.report.markdown import Section, markdown, sections
-from tests.unit.sample_reports import (
-    Report,
-    gpu_box,
-    hostile,
-    in_progress,
-    incomplete,
-    not_qualified,
-    qualified,
-    unit_run,
-)
+from tests.unit.sample_hostile import hostile
+from tests.unit.sample_reports import Report, gpu_box, in_progress, incomplete, not_qualified, qualified, unit_run
 
 
 def appended(tmp_path: Path, report: Report, before: bytes = b"") -> tuple[str | None, bytes]:
@@ -192,7 +184,9 @@ def test_what_did_not_run_is_an_error_by_reason(make: object) -> None:
 def test_at_most_ten_are_errors_and_the_rest_is_counted() -> None:
     report = not_qualified()
     for problems, expected in ((9, 10), (10, 10), (40, 10)):
-        report["failures"] = [report["failures"][0] | {"problem": f"problem {n}"} for n in range(problems)]
+        report["failures"] = [
+            report["failures"][0] | {"problem": f"problem {n}", "meaning": f"{n}"} for n in range(problems)
+        ]
         lines = annotations(report)
         assert len(lines) == expected <= ERRORS
         assert all(line.startswith("::error ") for line in lines)

@@ -19,16 +19,8 @@ from h3core.qualify.report.compare import compare_reports
 from h3core.qualify.report.html import _template, html
 from h3core.qualify.report.schema import ReportError, package_text
 from h3core.qualify.report.text import clean
-from tests.unit.sample_reports import (
-    HOSTILE,
-    SAMPLES,
-    Report,
-    hostile,
-    in_progress,
-    incomplete,
-    not_qualified,
-    qualified,
-)
+from tests.unit.sample_hostile import HOSTILE, hostile, tamed
+from tests.unit.sample_reports import SAMPLES, Report, in_progress, incomplete, not_qualified, qualified
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -205,21 +197,11 @@ def test_a_comparison_is_announced_in_the_verdict() -> None:
     assert report["comparison"]["worse"][0] in texts
 
 
-def _tame(value: object) -> object:
-    if isinstance(value, dict):
-        return {_tame(key): _tame(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_tame(item) for item in value]
-    return "tame" if value == HOSTILE else value
-
-
 def test_a_hostile_run_adds_no_element_and_no_attribute() -> None:
     def shape(report: Report) -> list[tuple[str, list[str]]]:
         return [(tag, sorted(attrs)) for tag, attrs in Page(html(report)).elements]
 
-    tame = _tame(hostile())
-    assert isinstance(tame, dict)
-    assert shape(hostile()) == shape(tame)
+    assert shape(hostile()) == shape(tamed(hostile()))
 
 
 def test_hostile_strings_are_shown_as_they_are() -> None:

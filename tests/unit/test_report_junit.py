@@ -14,12 +14,11 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from h3core.qualify.report.junit import VERDICT, junit
+from tests.unit.sample_hostile import HOSTILE, hostile
 from tests.unit.sample_reports import (
-    HOSTILE,
     SAMPLES,
     Report,
     edited,
-    hostile,
     in_progress,
     incomplete,
     not_qualified,

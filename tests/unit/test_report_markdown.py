@@ -8,135 +8,14 @@ Run: pytest tests/unit/test_report_markdown.py
 from __future__ import annotations
 
 import re
-from collections import Counter
-from html.parser import HTMLParser
-from typing import Any
 
 import pytest
-from markdown_it import MarkdownIt
 
 from h3core.qualify.report.compare import compare_reports
 from h3core.qualify.report.markdown import markdown, sections
-from h3core.qualify.report.markdown_text import code, fenced, inside_html, prose, table
-from h3core.qualify.report.text import clean
-from tests.unit.sample_reports import (
-    HOSTILE,
-    SAMPLES,
-    gpu_box,
-    hostile,
-    in_progress,
-    incomplete,
-    not_qualified,
-    qualified,
-    unit_run,
-)
-
-
-class Page(HTMLParser):
-    """The tags and the text of rendered Markdown."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.tags: Counter[str] = Counter()
-        self.text = ""
-        self.feed(MarkdownIt("gfm-like", {"html": True, "linkify": False}).render(source))
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.tags[tag] += 1
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def shown(source: str) -> str:
-    """The text that a reader sees."""
-    return Page(source).text.replace("\u200b", "").strip()
-
-
-# --- strings -----------------------------------------------------------------------------------------------------
-
-STRINGS = [
-    HOSTILE,
-    "**bold** _it_ ~~gone~~ `code` [text](http://x.example) ![image](x.png) <b>x</b> &amp; &#42;",
-    "a|b\\|c\\\\|d\\",
-    "# heading",
-    "- item",
-    "+ item",
-    "1. item",
-    "1) item",
-    "> quote",
-    "=====",
-    "---",
-    "``` fence",
-    "~~~ fence",
-    "| a | b |",
-    "[x]: http://x.example",
-    "<details>",
-    "<!-- comment",
-    "`a` ``b`` `",
-    "`",
-    "test___x__init__[world=2-one a rank]",
-    "$HOME costs $5$",
-    "a  \nb\n\nc\n    d",
-    "-1.5e-3",
-    "    indented",
-]
-
-
-@pytest.mark.parametrize("raw", STRINGS)
-@pytest.mark.parametrize("where", ["{}", "- {}", "- **Why:** {}", "### ✗ {}", "#### {} end"])
-def test_prose_is_shown_as_it_is(raw: str, where: str) -> None:
-    harmless = clean(raw)
-    plain, page = Page(where.format("x")), Page(where.format(prose(harmless)))
-    page.tags.pop("span", None)  # around $, which GitHub would take for mathematics
-    assert page.tags == plain.tags
-    assert shown(where.format(prose(harmless))) == plain.text.replace("x", " ".join(harmless.split())).strip()
-
-
-@pytest.mark.parametrize("raw", STRINGS)
-@pytest.mark.parametrize("writer", [prose, code])
-def test_a_table_cell_stays_one_cell(raw: str, writer: object) -> None:
-    assert callable(writer)
-    harmless = clean(raw)
-    page = Page(table(["a", "b"], [[writer(harmless), "end"], [writer(harmless), "end"]]))
-    assert (page.tags["td"], page.tags["tr"], page.tags["table"]) == (4, 3, 1)
-    assert not set(page.tags) - {"table", "thead", "tbody", "tr", "th", "td", "code", "span"}
-    assert page.text.replace("\u200b", "").count(" ".join(harmless.split())) == 2
-
-
-@pytest.mark.parametrize("raw", STRINGS)
-def test_code_is_shown_as_it_is(raw: str) -> None:
-    page = Page(f"- {code(clean(raw))}")
-    assert page.tags == {"ul": 1, "li": 1, "code": 1}
-    assert page.text.strip() == " ".join(clean(raw).split())
-
-
-@pytest.mark.parametrize("raw", [*STRINGS, "`" * 9, "a\n```\nb\n````"])
-def test_a_block_ends_only_where_it_ends(raw: str) -> None:
-    page = Page(f"{fenced(clean(raw).splitlines())}\n\nend")
-    assert page.tags == {"pre": 1, "code": 1, "p": 1}
-    assert page.text == f"{chr(10).join(clean(raw).splitlines())}\n\nend\n"
-
-
-@pytest.mark.parametrize("raw", STRINGS)
-def test_a_summary_is_shown_as_it_is(raw: str) -> None:
-    page = Page(f"<details><summary>{inside_html(clean(raw))}</summary>\n\nbody\n\n</details>")
-    assert page.tags == {"details": 1, "summary": 1, "p": 1}
-    assert page.text.startswith(" ".join(clean(raw).split()))
-
-
-def test_nobody_is_called_and_nothing_is_mathematics() -> None:
-    assert prose("@joe") == "@\u200bjoe"
-    assert prose("$a$") == "<span>$</span>a<span>$</span>"
-
-
-def test_usual_names_stay_readable_in_the_source() -> None:
-    name = "tests/gloo/test_x.py::test_y[world=2-tensor]"
-    assert code(name) == f"`{name}`"
-    assert code("") == ""
-
-
-# --- the report --------------------------------------------------------------------------------------------------
+from tests.unit.rendered import Page
+from tests.unit.sample_hostile import hostile, tamed
+from tests.unit.sample_reports import SAMPLES, gpu_box, in_progress, incomplete, not_qualified, qualified, unit_run
 
 
 def headings(source: str) -> list[str]:
@@ -207,7 +86,7 @@ def test_many_checks_of_one_problem_are_folded() -> None:
 
 def test_very_many_problems_are_cut_and_counted() -> None:
     report = not_qualified()
-    report["failures"] = [report["failures"][0] | {"problem": f"problem {n}"} for n in range(50)]
+    report["failures"] = [report["failures"][0] | {"problem": f"problem {n}", "meaning": f"{n}"} for n in range(50)]
     source = markdown(report)
     assert source.count("#### ") == 20
     assert "... and 30 more problems, in report.json." in source
@@ -312,16 +191,8 @@ def test_a_hostile_run_changes_no_structure() -> None:
         "h3", "h4", "p", "ul", "li", "strong", "pre", "code", "details", "summary", "table", "thead", "tbody", "tr",
         "th", "td", "span",
     }  # fmt: skip
-    calm = Page(markdown(_with(hostile(), "tame")))
+    calm = Page(markdown(tamed(hostile())))
     page.tags.pop("span")
     assert page.tags == calm.tags
     assert "<script" not in re.sub(r"```.*?```|`[^`\n]*`", "", source, flags=re.S)
     assert all(sign not in source for sign in "\x1b\x00\u202e\r")
-
-
-def _with(value: Any, word: str) -> Any:
-    if isinstance(value, dict):
-        return {_with(key, word): _with(item, word) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with(item, word) for item in value]
-    return word if value == HOSTILE else value

@@ -17,7 +17,8 @@ import pytest
 
 from h3core.qualify.report.schema import SCHEMA, ReportError, schema
 from h3core.qualify.report.validate import KEYWORDS, contradictions, validate
-from tests.unit.sample_reports import SAMPLES, Report, edited, hostile, not_qualified, qualified
+from tests.unit.sample_hostile import hostile
+from tests.unit.sample_reports import SAMPLES, Report, edited, not_qualified, qualified
 
 JUDGE = jsonschema.Draft202012Validator(schema())
 WRONG: tuple[Any, ...] = (None, True, -1, 1.5, "x", [], {}, [None], 10**400, float("nan"))

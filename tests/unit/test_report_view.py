@@ -15,7 +15,8 @@ from h3core.qualify.report import text, view
 from h3core.qualify.report.charts import CELL, strip, tiles
 from h3core.qualify.report.identity import Known, test_name, world_of
 from h3core.qualify.report.matrix import Cell, matrix, summary, unlisted
-from tests.unit.sample_reports import HOSTILE, gpu_box, in_progress, incomplete, not_qualified, qualified, unit_run
+from tests.unit.sample_hostile import HOSTILE
+from tests.unit.sample_reports import gpu_box, in_progress, incomplete, not_qualified, qualified, unit_run
 
 test_name.__test__ = False  # type: ignore[attr-defined]
 
@@ -112,15 +113,21 @@ def test_names_and_worlds_are_read_from_node_ids() -> None:
 # --- view --------------------------------------------------------------------------------------------------------
 
 
-def test_one_problem_of_one_class_is_one_group() -> None:
+def test_one_diagnosis_is_one_group() -> None:
     report = not_qualified()
     first, second = view.groups(report)
     assert [len(group.failures) for group in (first, second)] == [2, 1]
     assert first.where == "worlds 4 and 8, mode tensor, ranks 3 and 7"
     assert first.first is report["failures"][0]
-    report["failures"][1]["fault_class"] = "hardware"
+    report["failures"][1]["problem"] = "8 of 9 elements differ"
+    (first, _), other = view.groups(report), report["failures"][1]
+    assert first.checks == [report["failures"][0]["check"], f"{other['check']}: 8 of 9 elements differ"]
+    other["fault_class"] = "hardware"
     assert len(view.groups(report)) == 3
-    report["failures"][1]["problem"] = report["failures"][0]["problem"] = "other"
+    other["fault_class"], other["action"] = report["failures"][0]["fault_class"], "something else"
+    assert len(view.groups(report)) == 3
+    for failure in report["failures"]:
+        failure["meaning"] = failure["action"] = ""
     assert len(view.groups(report)) == 3
 
 

@@ -104,7 +104,7 @@ def test_a_missed_control_is_not_qualified_and_named():
     seen[items[-1].key].outcome = "failed"
     found = verdict(items, seen, pytest_exit=1, failures=1)
     assert found.outcome == "not qualified"
-    assert "control missed: test_c.py::test_control[world=4-flip]" in found.reasons
+    assert "control not caught: test_c.py::test_control[world=4-flip]" in found.reasons
     assert "controls 0 of 1 caught" in found.line
 
 

@@ -214,7 +214,10 @@ class Comparisons:
         if not self.evidence and not self.problems:
             raise ComparisonError("nothing was compared")
         if self.problems:
-            raise ComparisonError("; ".join(self.problems))
+            first, *others = self.problems
+            # One line a problem: reports show the first, and have the others in the details.
+            head = f"{first} (the first of {len(self.problems)} such)" if others else first
+            raise ComparisonError("\n".join([head, *others]))
         return self.evidence
 
     def _keep(self, check: Callable[[], Evidence]) -> None:

@@ -204,7 +204,7 @@ def _group(group: view.Group) -> str:
     }
     lines.append(bullets(f"**{name}:** {text}" for name, text in facts.items() if text))
     # A paragraph between the lists, or Markdown would make one of them.
-    lines += ["Checks:", _checks([failure["check"] for failure in group.failures])]
+    lines += ["Checks:", _checks(group.checks)]
     if first["reproduce"]:
         lines += ["Reproduce:", fenced([first["reproduce"]])]
     return "\n\n".join(lines)

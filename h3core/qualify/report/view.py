@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from h3core.qualify.report.schema import Report
-from h3core.qualify.report.text import count, listed, plural, seconds, size
+from h3core.qualify.report.text import count, listed, plural, seconds, shortened, size
 
 SYMBOLS: Final = {"qualified": "✓", "passed": "✓", "not qualified": "✗", "incomplete": "!", None: "-"}
 """Said beside the word, so that the outcome never hangs on a colour."""
@@ -39,9 +39,8 @@ CLASSES: Final[Mapping[str | None, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One problem, said once, and the failures that show it."""
+    """One diagnosis, said once, and the failures that it was made of."""
 
-    problem: str
     fault_class: str | None
     failures: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -49,6 +48,22 @@ class Group:
     def first(self) -> Mapping[str, Any]:
         """The failure whose meaning, action, command and details stand for all."""
         return self.failures[0]
+
+    @property
+    def problem(self) -> str:
+        """What the first failure saw."""
+        problem: str = self.first["problem"]
+        return problem
+
+    @property
+    def checks(self) -> list[str]:
+        """Each failed check, with what it saw where that is not what the first one saw."""
+        return [
+            failure["check"]
+            if failure["problem"] == self.problem
+            else f"{failure['check']}: {shortened(failure['problem'], 160)}"
+            for failure in self.failures
+        ]
 
     @property
     def label(self) -> str:
@@ -67,11 +82,15 @@ class Group:
 
 
 def groups(report: Report) -> list[Group]:
-    """Failures with the same problem and class together, in the order of the first of each."""
-    found: dict[tuple[str, str | None], Group] = {}
+    """Failures with the same class, meaning and next action together, in the order of the first of each.
+
+    Where those are unknown, failures with the same problem.
+    """
+    found: dict[tuple[str | None, ...], Group] = {}
     for failure in report["failures"]:
-        key = (failure["problem"], failure["fault_class"])
-        found.setdefault(key, Group(*key)).failures.append(failure)
+        told = (failure["meaning"], failure["action"])
+        key = (failure["fault_class"], *(told if any(told) else (failure["problem"],)))
+        found.setdefault(key, Group(failure["fault_class"])).failures.append(failure)
     return list(found.values())
 
 
