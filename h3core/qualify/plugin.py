@@ -92,7 +92,8 @@ def _opened(config: pytest.Config, expression: str, inert: bool) -> Run:
 
 
 def _terminated(run: Run) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+    # Often the next one comes at once, when a whole group of processes is told to end: it must not cost the report.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     run.interrupted_by = "SIGTERM"
     raise KeyboardInterrupt("SIGTERM")
 
