@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from h3core.qualify.assemble import report_of
+from h3core.qualify.claim import Claim
 from h3core.qualify.journal import Journal
 from h3core.qualify.preflight import machine_facts, read_box
 from h3core.qualify.report import github
@@ -22,9 +23,14 @@ SKIPPED_ALL = "no verdict, and every rank check was skipped: nothing was checked
 
 
 def begin_report(run: Run) -> None:
-    """Replace whatever report stands in the folder by one that says INCOMPLETE. Raises `OSError` or `ValueError`."""
+    """Claim the folder, and replace whatever report stands there by one that says INCOMPLETE.
+
+    Raises `OSError` or `ValueError`.
+    """
     if run.plan.folder is None:
         return
+    run.plan.folder.mkdir(parents=True, exist_ok=True)
+    run.claim = Claim(run.plan.folder)
     begin(run.plan.folder, _report(run, None))
     run.journal.start()
 
@@ -37,8 +43,13 @@ def refuse_report(plan: Plan, problem: str) -> None:
     line = f"INCOMPLETE: nothing ran: {problem}"
     verdict = Verdict("incomplete", "INCOMPLETE", 4, (f"nothing ran: {problem}",), (), line)
     try:
-        begin(plan.folder, _report(run, None, verdict))
-        write_all_forms(_report(run, 4, verdict), plan.folder)
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        claim = Claim(plan.folder)  # a report that another run is writing is not ours to disown
+        try:
+            begin(plan.folder, _report(run, None, verdict))
+            write_all_forms(_report(run, 4, verdict), plan.folder)
+        finally:
+            claim.release()
     except (OSError, ValueError):
         return
 

@@ -99,7 +99,9 @@ def _terminated(run: Run) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Give SIGTERM back."""
+    """Give SIGTERM and the folder back."""
+    if RUN in config.stash and (claim := config.stash[RUN].claim) is not None:
+        claim.release()
     if SIGTERM in config.stash:
         signal.signal(signal.SIGTERM, config.stash[SIGTERM])
         del config.stash[SIGTERM]

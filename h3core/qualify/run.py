@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from h3core.qualify import manifest
+from h3core.qualify.claim import Claim
 from h3core.qualify.controls import Caught
 from h3core.qualify.diagnosis import URGENCY, Diagnosis, Failure, diagnose
 from h3core.qualify.journal import Journal
@@ -85,6 +86,7 @@ class Run:
     preflight: list[Finding] = field(default_factory=list)
     collected: bool = False
     interrupted_by: str | None = None
+    claim: Claim | None = None
     started: float = field(default_factory=time.time)
     ident: str = field(default_factory=lambda: uuid.uuid4().hex)
 

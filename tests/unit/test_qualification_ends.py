@@ -60,6 +60,21 @@ def test_a_killed_run_leaves_incomplete_in_progress_and_what_had_ended(suite):
     assert [(line["check"], line["outcome"]) for line in journal] == [("test_0.py::test_first", "passed")]
 
 
+def test_two_runs_do_not_share_a_folder(suite):
+    process = started(suite, "import time; time.sleep(60)")
+    try:
+        first = suite.report()["run"]["id"]
+        for words in ((), ("--wrold=2", "--report-dir=report")):
+            assert suite.run(*GLOO, *words).returncode == 4
+        assert "another run is writing its report there" in suite.run(*GLOO).stderr
+        assert suite.report()["run"]["id"] == first
+    finally:
+        process.kill()
+        process.communicate()
+    suite.replace("test_a.py", "time.sleep(60)", "pass")
+    assert suite.run(*GLOO).returncode == 0  # a killed run holds nothing
+
+
 def test_an_older_report_is_replaced_before_the_first_check(suite):
     assert suite.run(*GLOO).returncode == 0
     process = started(suite, "import time; time.sleep(60)")
