@@ -18,7 +18,7 @@ from h3core.qualify.report.files import read_report
 from h3core.qualify.report.schema import ReportError
 from h3core.qualify.run import DEFAULT_FOLDER
 from h3core.qualify.tiers import TIERS
-from h3core.qualify.verdict import EXIT_INCOMPLETE
+from h3core.qualify.verdict import EXIT_INCOMPLETE, KEPT
 
 USAGE_ERROR: Final = 4
 """As pytest's own."""
@@ -62,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
             environment[option.variable] = str(folder / environment[option.variable])
     sys.stdout.flush()
     code = supervised([sys.executable, *command], root, environment)
-    if code in (1, EXIT_INCOMPLETE, 2, 3, USAGE_ERROR) or any(word in INERT_WORDS for word in args.rest):
+    if any(word in INERT_WORDS for word in args.rest):
         return code
-    problem = unfinished(report, before)
-    if problem is None and code == 0:
-        return 0
+    said, problem = ending(report, before)
+    if said == code or (said is None and code in KEPT):
+        return code
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    print(f"INCOMPLETE: pytest {how}, and {problem or 'that is no result'}; report: {report}", flush=True)
-    return EXIT_INCOMPLETE
+    print(f"INCOMPLETE: pytest {how}, and {problem}; report: {report}", flush=True)
+    return said or EXIT_INCOMPLETE
 
 
 def supervised(command: list[str], folder: Path, environment: Mapping[str, str]) -> int:
@@ -98,19 +98,21 @@ def _terminate(processes: list[subprocess.Popen[bytes]]) -> None:
         process.terminate()
 
 
-def unfinished(report: Path, before: str | None) -> str | None:
-    """Why the report in a folder is not that of a finished, successful run that began after `before`; None: it is."""
+def ending(report: Path, before: str | None) -> tuple[int | None, str]:
+    """The exit code that a folder's report gives a run which began after `before`, and what is to be said of it.
+
+    None where the report is not that of a finished run.
+    """
     try:
         found = read_report(report)
     except ReportError as error:
-        return str(error)
+        return None, str(error)
     if found["run"]["id"] == before:
-        return "the report is an earlier run's"
+        return None, "the report is an earlier run's"
     if found["run"]["state"] != "ended":
-        return "its report was never finished"
-    if found["verdict"]["exit_code"] != 0:
-        return f"its report says {found['verdict']['word']}"
-    return None
+        return None, "its report was never finished"
+    said: int = found["verdict"]["exit_code"]
+    return said, f"its report says {found['verdict']['word']}"
 
 
 def _ident(report: Path) -> str | None:

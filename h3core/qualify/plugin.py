@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -28,7 +29,9 @@ from h3core.qualify.run import Plan, Run
 from h3core.ranks import RankPool
 
 RUN = pytest.StashKey[Run]()
-SIGTERM = pytest.StashKey[Any]()
+HANDLERS = pytest.StashKey[dict[int, Any]]()
+PATIENCE: Final = 10.0
+"""Seconds after an interruption in which no other one counts: ending ranks and writing the report takes less."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -62,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUN] = run
     config.pluginmanager.register(Recorder(run), "h3core-recorder")
     if not inert and threading.current_thread() is threading.main_thread():
-        config.stash[SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: _terminated(run))
+        config.stash[HANDLERS] = _heed(run)
 
 
 def _opened(config: pytest.Config, expression: str, inert: bool) -> Run:
@@ -91,20 +94,35 @@ def _opened(config: pytest.Config, expression: str, inert: bool) -> Run:
     return run
 
 
-def _terminated(run: Run) -> None:
-    # Often the next one comes at once, when a whole group of processes is told to end: it must not cost the report.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    run.interrupted_by = "SIGTERM"
-    raise KeyboardInterrupt("SIGTERM")
+def _heed(run: Run) -> dict[int, Any]:
+    """Make SIGTERM and Ctrl-C pytest's interrupt; the handlers that were there.
+
+    Often the next signal comes at once, from an impatient hand or because a whole group of processes is told to end,
+    and must not cost the report. SIGINT stays ignored where it was, as in a shell's background job.
+    """
+    last = -PATIENCE
+
+    def interrupted(number: int, _: Any) -> None:
+        nonlocal last
+        if time.monotonic() - last < PATIENCE:
+            return
+        last = time.monotonic()
+        run.interrupted_by = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        raise KeyboardInterrupt(run.interrupted_by)
+
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        numbers.append(signal.SIGINT)
+    return {number: signal.signal(number, interrupted) for number in numbers}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Give SIGTERM and the folder back."""
+    """Give the signals and the folder back."""
     if RUN in config.stash and (claim := config.stash[RUN].claim) is not None:
         claim.release()
-    if SIGTERM in config.stash:
-        signal.signal(signal.SIGTERM, config.stash[SIGTERM])
-        del config.stash[SIGTERM]
+    for number, handler in config.stash.get(HANDLERS, {}).items():
+        signal.signal(number, handler)
+    config.stash[HANDLERS] = {}
 
 
 @pytest.fixture(scope="session")

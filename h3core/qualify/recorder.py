@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -56,6 +59,8 @@ class Recorder:
             controls = row is not None and row.worlds == "control"
             world = self.run.plan.control_world if controls else params.get("world")
             key = key_of(check, "" if callspec is None else callspec.id, world, params.get("mode"), row)
+            if key in self.run.keys.values():
+                self.run.broken.append(f"two checks answer to {key}, one of them {item.nodeid}: rename it")
             self.run.keys[item.nodeid] = key
             item.add_marker(world_marker(key.world))
             if key.mode is not None and key.mode not in self.run.plan.modes:
@@ -160,17 +165,33 @@ class Recorder:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
         """The verdict: it sets the exit status, and has the last line."""
-        yield
         if is_inert(session.config) or is_worker(session.config):
+            yield
             return
-        lines, code = finish(self.run, int(session.exitstatus))
-        session.exitstatus = code
-        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-        for line in lines:
-            if terminal is None:
-                sys.stdout.write(f"{line}\n")
-            else:
-                terminal.write_line(line, bold=True)
+        with unmoved():
+            yield
+            lines, code = finish(self.run, int(session.exitstatus))
+            session.exitstatus = code
+            terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+            for line in lines:
+                if terminal is None:
+                    sys.stdout.write(f"{line}\n")
+                else:
+                    terminal.write_line(line, bold=True)
+
+
+@contextmanager
+def unmoved() -> Iterator[None]:
+    """Let no signal cost the report while ranks are ended and it is written: seconds, all of them bounded."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

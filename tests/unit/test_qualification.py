@@ -83,6 +83,17 @@ def test_a_check_that_was_lost_in_any_way_is_incomplete_by_name(suite, name, old
     assert suite.report()["coverage"]["missing"]
 
 
+def test_two_checks_of_one_name_are_incomplete(suite):
+    (suite.folder / "sub").mkdir()
+    text = (suite.folder / "test_a.py").read_text()
+    suite.write("sub/test_a.py", text)
+    suite.write("sub/__init__.py", "")
+    suite.write("test_a.py", text.replace("def test_bytes(world, record):", "def test_bytes(world, record, nothing):"))
+    result = suite.run(*GLOO)
+    assert result.returncode == 10, result.stdout
+    assert last_line(result).startswith("INCOMPLETE: two checks answer to test_a.py::test_bytes[world=2], one of them ")
+
+
 def test_everything_skipped_is_incomplete(suite):
     for name in ("test_a.py", "test_b.py", "test_c.py"):
         suite.write(name, (suite.folder / name).read_text() + "\npytest.skip('no', allow_module_level=True)\n")

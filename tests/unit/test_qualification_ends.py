@@ -22,7 +22,13 @@ def started(suite: Suite, source: str) -> subprocess.Popen[str]:
         "test_a.py", "    record([compare(", f"    open('here', 'w').close()\n    {source}\n    record([compare("
     )
     process = subprocess.Popen(
-        suite.command(*GLOO), cwd=suite.folder, env=suite.environment(), stdout=subprocess.PIPE, text=True
+        suite.command(*GLOO),
+        cwd=suite.folder,
+        env=suite.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs with SIGINT ignored, and so may the one that runs this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (suite.folder / "here").exists():
@@ -34,14 +40,11 @@ def started(suite: Suite, source: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
 def test_an_interrupted_run_is_incomplete_and_leaves_its_report(suite, number, name):
-    # A shell starts background jobs with SIGINT ignored, and so may the one that runs this.
-    process = started(
-        suite, "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); time.sleep(60)"
-    )
+    process = started(suite, "import time; time.sleep(60)")
     time.sleep(0.3)
     process.send_signal(number)
-    if number == signal.SIGTERM:
-        process.send_signal(number)  # as when a whole group of processes is told to end
+    time.sleep(0.05 if number == signal.SIGINT else 0.0)
+    process.send_signal(number)  # an impatient hand, or a whole group of processes that is told to end
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 2, output
     assert output.rstrip().splitlines()[-1].startswith(f"INCOMPLETE: interrupted by {name}; ")

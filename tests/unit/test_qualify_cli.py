@@ -51,17 +51,18 @@ def test_the_command_has_every_option_of_the_plugin():
     assert {option.name for option in OPTIONS} <= set(args)
 
 
-def test_only_a_finished_report_of_this_run_that_says_so_is_success(tmp_path):
-    assert "no such file" in cli.unfinished(tmp_path, None)
+def test_only_a_finished_report_of_this_run_has_a_say(tmp_path):
+    said, problem = cli.ending(tmp_path, None)
+    assert said is None
+    assert "no such file" in problem
     begin(tmp_path, in_progress())
-    assert cli.unfinished(tmp_path, None) == "its report was never finished"
+    assert cli.ending(tmp_path, None) == (None, "its report was never finished")
     report = qualified()
     write_all_forms(report, tmp_path)
-    assert cli.unfinished(tmp_path, None) is None
-    assert cli.unfinished(tmp_path, "another") is None
-    assert cli.unfinished(tmp_path, report["run"]["id"]) == "the report is an earlier run's"
+    assert cli.ending(tmp_path, "another") == (0, "its report says QUALIFIED (software, CPU)")
+    assert cli.ending(tmp_path, report["run"]["id"]) == (None, "the report is an earlier run's")
     write_all_forms(incomplete(), tmp_path)
-    assert cli.unfinished(tmp_path, None) == "its report says INCOMPLETE"
+    assert cli.ending(tmp_path, None) == (10, "its report says INCOMPLETE")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,8 @@ def test_only_a_finished_report_of_this_run_that_says_so_is_success(tmp_path):
         (10, "os._exit(0)", "INCOMPLETE: pytest ended with exit code 0, and "),
         (10, "os.kill(os.getpid(), 9)", "INCOMPLETE: pytest was killed by SIGKILL, and "),
         (10, "os._exit(77)", "INCOMPLETE: pytest ended with exit code 77, and "),
-        (1, "os._exit(1)", ""),
-        (10, "os._exit(10)", ""),
+        (10, "os._exit(1)", "INCOMPLETE: pytest ended with exit code 1, and "),
+        (10, "os._exit(10)", "INCOMPLETE: pytest ended with exit code 10, and "),
         (4, "os._exit(4)", ""),
     ],
 )
@@ -80,6 +81,20 @@ def test_an_end_without_a_report_is_incomplete(tmp_path, monkeypatch, capfd, cod
     monkeypatch.setattr(cli, "pytest_command", lambda *_: ["-c", f"import os; {end}"])
     assert cli.run(parsed("gloo")) == code
     assert capfd.readouterr().out.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("report", "end", "code"), [(qualified, 0, 0), (qualified, 1, 10), (incomplete, 10, 10), (incomplete, 0, 10)]
+)
+def test_the_code_and_the_report_must_say_the_same(tmp_path, monkeypatch, report, end, code):
+    monkeypatch.chdir(tmp_path)
+    write = (
+        "from tests.unit.sample_reports import *; from h3core.qualify.report.files import *; from pathlib import *; "
+    )
+    write += f"import os; write_all_forms({report.__name__}(), Path({str(tmp_path)!r}, 'report')); os._exit({end})"
+    (tmp_path / "report").mkdir()
+    monkeypatch.setattr(cli, "pytest_command", lambda *_: ["-c", write])
+    assert cli.run(parsed("gloo")) == code
 
 
 CHILD = """
