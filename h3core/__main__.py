@@ -117,6 +117,9 @@ def add_suite(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
     parser = argparse.ArgumentParser(prog="h3core", description="MiniMax-H3 over 1..N GPUs")
     parser.add_argument("--version", action="version", version=f"h3core {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -135,6 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("h3core: interrupted; every output file is whole or absent", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `| head`; Python flushes once more on exit, and would complain again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from h3core.qualify.opening import INERT_WORDS
 from h3core.qualify.options import OPTIONS, PATHS
 from h3core.qualify.report.files import read_report
 from h3core.qualify.report.schema import ReportError
-from h3core.qualify.run import DEFAULT_FOLDER
+from h3core.qualify.run import DEFAULT_FOLDER, SUPERVISOR
 from h3core.qualify.tiers import TIERS
 from h3core.qualify.verdict import EXIT_INCOMPLETE, KEPT
 
@@ -53,10 +54,14 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return USAGE_ERROR
+    if sys.flags.optimize or any(word.startswith("-m") for word in args.rest):
+        why = "python -O drops what checks assert" if sys.flags.optimize else "-m is the tier's, and already given"
+        print(f"h3core: error: {why}; leave it out", file=sys.stderr)
+        return USAGE_ERROR
     folder = Path.cwd()
     report = folder / (args.report_dir or os.environ.get("H3_REPORT_DIR") or DEFAULT_FOLDER)
     before = _ident(report)
-    command, environment = pytest_command(args, folder, root), dict(os.environ)
+    command, environment = pytest_command(args, folder, root), {**os.environ, SUPERVISOR: str(os.getpid())}
     for option in OPTIONS:
         if option.flag in PATHS and environment.get(option.variable):
             environment[option.variable] = str(folder / environment[option.variable])
@@ -64,25 +69,26 @@ def run(args: argparse.Namespace) -> int:
     code = supervised([sys.executable, *command], root, environment)
     if any(word in INERT_WORDS for word in args.rest):
         return code
-    said, problem = ending(report, before)
+    said, problem = ending(report, before, args.tier)
     if said == code or (said is None and code in KEPT):
         return code
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    print(f"INCOMPLETE: pytest {how}, and {problem}; report: {report}", flush=True)
+    with contextlib.suppress(OSError):  # a terminal that is gone, or a full disk: the exit code says it too
+        print(f"INCOMPLETE: pytest {how}, and {problem}; report: {report}", flush=True)
     return said or EXIT_INCOMPLETE
 
 
 def supervised(command: list[str], folder: Path, environment: Mapping[str, str]) -> int:
     """Run `command` to its end and return its code, negative for a signal.
 
-    Ctrl-C reaches it by itself; SIGTERM is handed on. A supervisor is needed because nothing inside a process survives
+    Ctrl-C and SIGTERM are handed on. A supervisor is needed because nothing inside a process survives
     an `_exit(0)` in it.
     """
     running: list[subprocess.Popen[bytes]] = []
     # Not SIG_IGN: a child inherits what is ignored, and pytest must heed Ctrl-C.
     before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: _terminate(running)),
+        number: signal.signal(number, lambda number, _: _hand_on(number, running))
+        for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         with subprocess.Popen(command, cwd=folder, env=environment) as process:
@@ -93,13 +99,13 @@ def supervised(command: list[str], folder: Path, environment: Mapping[str, str])
             signal.signal(number, handler)
 
 
-def _terminate(processes: list[subprocess.Popen[bytes]]) -> None:
+def _hand_on(number: int, processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        process.terminate()
+        process.send_signal(number)
 
 
-def ending(report: Path, before: str | None) -> tuple[int | None, str]:
-    """The exit code that a folder's report gives a run which began after `before`, and what is to be said of it.
+def ending(report: Path, before: str | None, tier: str) -> tuple[int | None, str]:
+    """The exit code that a folder's report gives a run of `tier` which began after `before`, and what to say of it.
 
     None where the report is not that of a finished run.
     """
@@ -112,6 +118,8 @@ def ending(report: Path, before: str | None) -> tuple[int | None, str]:
     if found["run"]["state"] != "ended":
         return None, "its report was never finished"
     said: int = found["verdict"]["exit_code"]
+    if found["run"]["tier"] != tier or (said == 0 and found["verdict"]["outcome"] not in ("qualified", "passed")):
+        return EXIT_INCOMPLETE, f"its report is not that of a qualification: {found['verdict']['word']}"
     return said, f"its report says {found['verdict']['word']}"
 
 

@@ -74,10 +74,8 @@ def finish(run: Run, pytest_exit: int) -> tuple[list[str], int]:
         report = _report(run, pytest_exit, verdict, coverage)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         lines += github.annotations(report)
-    try:
-        github.append_step_summary(report, os.environ)
-    except OSError as error:
-        lines.append(f"GITHUB_STEP_SUMMARY: {error}")
+    if summary := github.append_step_summary(report, os.environ):
+        lines.append(summary)
     where = f"no report: {problem}" if problem else f"report: {_shown(plan.folder)}"
     return [*lines, f"{verdict.line}; {where}"], verdict.exit_code
 

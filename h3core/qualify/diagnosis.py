@@ -57,6 +57,14 @@ SIGNS: Final[tuple[tuple[str, Diagnosis], ...]] = (
         ),
     ),
     (
+        r"left with exit code 255",
+        Diagnosis(
+            "stack",
+            "The process that starts ranks was killed, and its ranks with it; most often for lack of memory.",
+            "Look for 'Out of memory' in dmesg and at the container's memory limit; then run the check alone.",
+        ),
+    ),
+    (
         r"killed by SIGBUS|No space left on device|/dev/shm",
         Diagnosis(
             "stack",

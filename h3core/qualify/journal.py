@@ -27,8 +27,13 @@ class Journal:
         self._path = None if folder is None else folder / NAME
 
     def add(self, check: str, evidence: Any) -> None:
-        """Keep `evidence`: an `Evidence`, or lists of them at any depth. Raises `TypeError` for anything else."""
+        """Keep `evidence`: an `Evidence`, or lists of them at any depth.
+
+        Raises `TypeError` for anything else, `ValueError` for one that is already kept.
+        """
         if isinstance(evidence, Evidence):
+            if any(evidence is known for known in self._evidence.get(check, ())):
+                raise ValueError(f"evidence of {check}: {evidence.what!r} was recorded twice, and counts once")
             self._evidence.setdefault(check, []).append(evidence)
         elif isinstance(evidence, Iterable) and not isinstance(evidence, str):
             for item in evidence:

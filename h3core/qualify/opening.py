@@ -13,6 +13,7 @@ import torch
 
 from h3core import __version__
 from h3core.qualify.options import OPTIONS, Setting, Settings, check_for_tier, resolve, worlds_for
+from h3core.qualify.preflight import masked
 from h3core.qualify.refusals import refuse
 from h3core.qualify.run import DEFAULT_FOLDER, Plan, Run
 from h3core.qualify.tiers import TIERS, Tier, selected_tier, world_marker, worlds_named
@@ -65,7 +66,7 @@ def plan_of(config: pytest.Config, expression: str, environ: Mapping[str, str]) 
 
 def command_of(config: pytest.Config) -> str:
     """The command line, as a shell takes it."""
-    return shlex.join(["python", "-m", "pytest", *map(str, config.invocation_params.args)])
+    return masked(shlex.join(["python", "-m", "pytest", *map(str, config.invocation_params.args)]))
 
 
 def narrowings(
@@ -92,7 +93,7 @@ def narrowings(
         found.append(f"paths {' '.join(config.args)}")
     if extra := environ.get("PYTEST_ADDOPTS"):
         found.append(f"PYTEST_ADDOPTS={extra}")
-    return tuple(found)
+    return tuple(masked(text) for text in found)
 
 
 def _narrows(name: str) -> bool:
@@ -157,13 +158,28 @@ def older_report(arguments: Sequence[str], environ: Mapping[str, str], folder: P
     Looked at before pytest has parsed anything: it refuses an unknown option before any plugin is asked, and then the
     older report would be taken for this run's.
     """
-    words = [str(word) for word in arguments]
+    words = [*shlex.split(environ.get("PYTEST_ADDOPTS", "")), *map(str, arguments)]
     if any(word in INERT_WORDS for word in words):
         return None
-    named = [word.partition("=")[2] for word in words if word.startswith("--report-dir=")]
-    tiered = any(tier in word for word in words for tier in TIERS) and any(word.startswith("-m") for word in words)
-    chosen = named[-1] if named else environ.get("H3_REPORT_DIR") or (DEFAULT_FOLDER if tiered else None)
+    expression = _last_value(words, "-m", "-m")
+    try:
+        tier = selected_tier(expression or "", ())
+    except pytest.UsageError:
+        tier = None  # refused later, by whoever then knows the folder
+    named = _last_value(words, "--report-dir", "--report-dir=")
+    chosen = named or environ.get("H3_REPORT_DIR") or (None if tier is None else DEFAULT_FOLDER)
     if not chosen:
         return None
     path = folder / chosen / "report.json"
     return path if path.is_file() else None
+
+
+def _last_value(words: Sequence[str], flag: str, prefix: str) -> str | None:
+    """The last value of an option, given as the next word or joined to `prefix`."""
+    value = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == flag:
+            value = following
+        elif word.startswith(prefix):
+            value = word.removeprefix(prefix)
+    return value

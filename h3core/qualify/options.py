@@ -19,6 +19,8 @@ from h3core.linear import LINEAR_KINDS
 from h3core.packing import Geometry
 from h3core.qualify.tiers import DEFAULT_WORLDS, Tier
 
+LONGEST: Final = 86_400.0
+"""Seconds: a day. What waits longer waits for ever, and larger numbers overflow in the operating system."""
 RANK_MODES: Final = ("ulysses", "tensor")
 ALL: Final = ("gloo", "nccl", "gate")
 GPU: Final = ("nccl", "gate")
@@ -82,8 +84,8 @@ def seconds_of(text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"got {text!r}, expected a positive number of seconds")
+    if not 0 < number <= LONGEST:
+        raise ValueError(f"got {text!r}, expected a positive number of seconds, at most {LONGEST:.0f}")
     return number
 
 

@@ -25,7 +25,7 @@ from h3core.qualify.recorder import Recorder
 from h3core.qualify.refusals import is_inert, is_worker
 from h3core.qualify.report.files import read_report
 from h3core.qualify.report.schema import ReportError
-from h3core.qualify.run import Plan, Run
+from h3core.qualify.run import SUPERVISOR, Plan, Run
 from h3core.ranks import RankPool
 
 RUN = pytest.StashKey[Run]()
@@ -63,9 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
             refuse_report(plan, str(error))
         raise
     config.stash[RUN] = run
-    config.pluginmanager.register(Recorder(run), "h3core-recorder")
+    if config.pluginmanager.register(Recorder(run), "h3core-recorder") is None:
+        raise pytest.UsageError("-p no:h3core-recorder: without it nothing would be judged; leave it out")
     if not inert and threading.current_thread() is threading.main_thread():
         config.stash[HANDLERS] = _heed(run)
+        _end_with_supervisor(os.environ.get(SUPERVISOR))
 
 
 def _opened(config: pytest.Config, expression: str, inert: bool) -> Run:
@@ -114,6 +116,18 @@ def _heed(run: Run) -> dict[int, Any]:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         numbers.append(signal.SIGINT)
     return {number: signal.signal(number, interrupted) for number in numbers}
+
+
+def _end_with_supervisor(supervisor: str | None) -> None:
+    """End this run, with its ranks and its report, when the process that started and judges it is gone."""
+
+    def watch() -> None:
+        while os.getppid() == int(supervisor or 0):
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if supervisor is not None and supervisor == str(os.getppid()):
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -24,6 +24,8 @@ from h3core.qualify.verdict import Covered, Seen, Verdict, absent_ranks, cover, 
 from h3core.ranks import RankFacts
 
 DEFAULT_FOLDER: Final = "report"
+SUPERVISOR: Final = "H3CORE_SUPERVISOR"
+"""Variable with the process that started pytest and judges its end; pytest does not outlive it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,14 @@ class Plan:
         owed = manifest.required(self.tier.name, self.worlds, self.modes, self.control_world)
         return [item for item in owed if selects(self.expression, item.markers)]
 
+    def left_out(self) -> list[str]:
+        """Worlds that the manifest always has and the marker expression leaves out: a reduction, in words."""
+        owed = manifest.required("" if self.tier is None else self.tier.name, (), self.modes, None)
+        return ["no world 1"] if owed and not any(item.key.world == 1 for item in self.required()) else []
+
     def scope(self) -> str:
         """Worlds and modes in words."""
-        worlds = ", ".join(map(str, (1, *self.selected_worlds)))
+        worlds = ", ".join(map(str, sorted({item.key.world for item in self.required()} | set(self.selected_worlds))))
         modes = "both modes" if self.modes == RANK_MODES else f"mode {', '.join(self.modes)}"
         return f"worlds {worlds}; {modes}"
 
@@ -118,8 +125,13 @@ class Run:
         """Every required check against what was seen."""
         by_key = {self.keys[nodeid]: sight for nodeid, sight in self.seen.items() if nodeid in self.keys}
         if self.collected:
-            return cover(self.plan.required(), by_key, self.deselected)
+            return cover(self.plan.required(), by_key, self.deselected, self._absent())
         return cover(self.plan.required(), by_key, self.deselected, "never ran")
+
+    def _absent(self) -> str:
+        """Why a check may not have been collected."""
+        by = [narrowing for narrowing in self.plan.narrowed if not narrowing.startswith("--world")]
+        return f"not collected: narrowed by {', '.join(by)}" if by else "not collected: no such check"
 
     def broken_areas(self) -> frozenset[Area]:
         """What failed checks were about, where something was measured."""
@@ -183,7 +195,7 @@ class Run:
             errors=sum(sight.outcome == "error" for sight in self.seen.values()),
             lacking=lacking,
             absent=absent_ranks(owed_worlds, self.presence, tier, share_gpus=share),
-            reductions=reductions(self.plan.settings, tier),
+            reductions=reductions(self.plan.settings, tier) + self.plan.left_out(),
             narrowed=self.plan.narrowed,
             scope=self.plan.scope(),
             totals=self.totals(),

@@ -64,6 +64,7 @@ def test_an_option_wins_over_its_variable_and_that_over_the_default(flag):
         ("--rank-timeout", "nan", "expected a positive number of seconds"),
         ("--rank-timeout", "inf", "expected a positive number of seconds"),
         ("--rank-timeout", "0", "expected a positive number of seconds"),
+        ("--rank-timeout", "1e300", "at most 86400"),
         ("--rank-timeout", "soon", "expected a positive number of seconds"),
         ("--report-dir", "", "got an empty path"),
     ],

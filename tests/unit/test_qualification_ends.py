@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -165,3 +166,25 @@ def test_a_check_that_ends_the_process_leaves_incomplete(suite):
     assert outcome(suite) == ("incomplete", 10)
     assert suite.report()["run"]["state"] == "in progress"
     assert "QUALIFIED" not in result.stdout
+
+
+def test_a_run_ends_with_its_report_when_its_supervisor_is_killed(suite):
+    code = "import os, subprocess, sys, time\n"
+    code += "os.environ['H3CORE_SUPERVISOR'] = str(os.getpid())\nsubprocess.Popen(sys.argv[1:])\ntime.sleep(60)\n"
+    before = "    open('here', 'w').close()\n    import time\n    time.sleep(60)\n"
+    suite.replace("test_a.py", "    record([compare(", before + "    record([compare(")
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", code, *suite.command(*GLOO)],
+        cwd=suite.folder,
+        env=suite.environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (suite.folder / "here").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    supervisor.kill()
+    supervisor.wait()
+    while suite.report()["run"]["state"] != "ended" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert outcome(suite) == ("incomplete", 2)
+    assert suite.report()["verdict"]["reasons"][0] == "interrupted by SIGTERM"

@@ -152,3 +152,44 @@ def test_a_test_without_a_tier_keeps_its_own_world(suite):
         "import pytest\n\n@pytest.mark.parametrize('world', [7])\ndef test_own(world):\n    assert world == 7\n",
     )
     assert suite.run("test_d.py").returncode == 0
+
+
+@pytest.mark.parametrize("expression", ["not gloo", "not nccl and not gloo"])
+def test_a_run_that_is_no_qualification_leaves_an_older_report_alone(suite, expression):
+    assert suite.run(*GLOO).returncode == 0
+    before = (suite.folder / "report" / "report.json").read_text()
+    assert suite.run("-m", expression, "--world=2").returncode == 0
+    assert (suite.folder / "report" / "report.json").read_text() == before
+
+
+def test_a_refused_run_disowns_the_folder_that_it_names_and_no_other(suite):
+    for folder in ("named", "report"):
+        assert suite.run(*GLOO, f"--report-dir={folder}").returncode == 0
+    for words in (("--report-dir=named",), ("--report-dir", "named")):
+        assert suite.run(*GLOO, *words, "--bogus").returncode == 4
+    assert suite.report("named")["verdict"]["outcome"] == "incomplete"
+    assert suite.report("report")["verdict"]["outcome"] == "qualified"
+
+
+def test_blocking_what_judges_is_refused(suite):
+    result = suite.run(*GLOO, "-p", "no:h3core-recorder")
+    assert result.returncode == 4
+    assert "nothing would be judged" in result.stderr
+
+
+def test_credentials_in_a_command_line_reach_no_report(suite):
+    word = "junit_suite_name=sk-abcdefghij1234567"
+    suite.run(*GLOO, "-k", "nosuch", "-o", word, PYTEST_ADDOPTS="-o junit_suite_name=hf_abcdefghij1234567")
+    for name in ("report.json", "report.md", "report.html", "junit.xml"):
+        text = (suite.folder / "report" / name).read_text()
+        assert "abcdefghij" not in text
+
+
+def test_the_same_evidence_counts_once(suite):
+    suite.replace(
+        "test_a.py", "    record([compare(", "    same = compare('x', X, X.clone(), Identical())\n    record([("
+    )
+    suite.replace("test_a.py", '("bytes", X, X.clone(), Identical()) for _', "same for _")
+    result = suite.run(*GLOO)
+    assert result.returncode == 1
+    assert "was recorded twice, and counts once" in result.stdout

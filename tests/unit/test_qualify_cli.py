@@ -19,7 +19,7 @@ import pytest
 from h3core.qualify import cli
 from h3core.qualify.options import OPTIONS, PATHS
 from h3core.qualify.report.files import begin, write_all_forms
-from tests.unit.sample_reports import in_progress, incomplete, qualified
+from tests.unit.sample_reports import in_progress, incomplete, qualified, unit_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,17 +52,17 @@ def test_the_command_has_every_option_of_the_plugin():
 
 
 def test_only_a_finished_report_of_this_run_has_a_say(tmp_path):
-    said, problem = cli.ending(tmp_path, None)
+    said, problem = cli.ending(tmp_path, None, "gloo")
     assert said is None
     assert "no such file" in problem
     begin(tmp_path, in_progress())
-    assert cli.ending(tmp_path, None) == (None, "its report was never finished")
+    assert cli.ending(tmp_path, None, "gloo") == (None, "its report was never finished")
     report = qualified()
     write_all_forms(report, tmp_path)
-    assert cli.ending(tmp_path, "another") == (0, "its report says QUALIFIED (software, CPU)")
-    assert cli.ending(tmp_path, report["run"]["id"]) == (None, "the report is an earlier run's")
+    assert cli.ending(tmp_path, "another", "gloo") == (0, "its report says QUALIFIED (software, CPU)")
+    assert cli.ending(tmp_path, report["run"]["id"], "gloo") == (None, "the report is an earlier run's")
     write_all_forms(incomplete(), tmp_path)
-    assert cli.ending(tmp_path, None) == (10, "its report says INCOMPLETE")
+    assert cli.ending(tmp_path, None, "gloo") == (10, "its report says INCOMPLETE")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,28 @@ def test_an_end_without_a_report_is_incomplete(tmp_path, monkeypatch, capfd, cod
     monkeypatch.setattr(cli, "pytest_command", lambda *_: ["-c", f"import os; {end}"])
     assert cli.run(parsed("gloo")) == code
     assert capfd.readouterr().out.startswith(line)
+
+
+def test_a_report_of_something_else_is_no_success(tmp_path):
+    write_all_forms(unit_run(), tmp_path)
+    assert cli.ending(tmp_path, None, "gloo")[0] == 10
+    write_all_forms(qualified(), tmp_path)
+    assert cli.ending(tmp_path, None, "nccl")[0] == 10
+
+
+@pytest.mark.parametrize("words", [["-m", "not nccl"], ["-k", "x", "-mgate"]])
+def test_another_marker_expression_is_refused(words, capfd):
+    args = parsed("gloo")
+    args.rest = words
+    assert cli.run(args) == 4
+    assert "-m is the tier's" in capfd.readouterr().err
+
+
+def test_a_closed_stdout_is_no_traceback(tmp_path):
+    command = f"{sys.executable} -m h3core report {tmp_path} >&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ file of its own. `finding` says what a finding is. No CUDA context is made, and 
 from __future__ import annotations
 
 from h3core.qualify.preflight.box import Box, read_box
-from h3core.qualify.preflight.environment import environment_facts
+from h3core.qualify.preflight.environment import environment_facts, masked
 from h3core.qualify.preflight.facts import machine_facts
 from h3core.qualify.preflight.finding import Finding, NotMeasured
 from h3core.qualify.preflight.gpu import Gpu
@@ -24,6 +24,7 @@ __all__ = [
     "judge",
     "lines",
     "machine_facts",
+    "masked",
     "read_box",
     "unread",
 ]

@@ -64,6 +64,11 @@ def shown(name: str, value: str) -> str:
         return MASK
     if "PROMPT" in name.upper():
         return f"sha256:{hashlib.sha256(value.encode(errors='surrogateescape')).hexdigest()}"
-    value = _USER_IN_URL.sub(MASK, value)
-    value = _ASSIGNED.sub(rf"\1{MASK}", value)
-    return _KNOWN_FORMS.sub(MASK, value)
+    return masked(value)
+
+
+def masked(text: str) -> str:
+    """`text` without what looks like a credential: users in addresses, assigned keys, tokens of known forms."""
+    text = _USER_IN_URL.sub(MASK, text)
+    text = _ASSIGNED.sub(rf"\1{MASK}", text)
+    return _KNOWN_FORMS.sub(MASK, text)
