@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -177,7 +178,7 @@ def older_report(arguments: Sequence[str], environ: Mapping[str, str], folder: P
 def _last_value(words: Sequence[str], flag: str, prefix: str) -> str | None:
     """The last value of an option, given as the next word or joined to `prefix`."""
     value = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         if word == flag:
             value = following
         elif word.startswith(prefix):

@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from h3core.qualify.opening import older_report
 from tests.unit.qualify_runs import GLOO, last_line, outcome
 
 
@@ -169,6 +170,11 @@ def test_a_refused_run_disowns_the_folder_that_it_names_and_no_other(suite):
         assert suite.run(*GLOO, *words, "--bogus").returncode == 4
     assert suite.report("named")["verdict"]["outcome"] == "incomplete"
     assert suite.report("report")["verdict"]["outcome"] == "qualified"
+
+
+def test_pytest_without_any_argument_runs(suite):
+    assert older_report([], {}, suite.folder) is None
+    assert older_report(["-m"], {}, suite.folder) is None
 
 
 def test_blocking_what_judges_is_refused(suite):
