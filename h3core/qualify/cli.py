@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import h3core
 from h3core.qualify.opening import INERT_WORDS
@@ -38,9 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "tier", choices=list(TIERS), help="; ".join(f"{tier.name}: {tier.help}" for tier in TIERS.values())
     )
     for option in OPTIONS:
-        words: dict[str, Any] = {"help": f"{option.help} (or {option.variable})"}
-        words |= {"action": "store_const", "const": "1"} if option.metavar is None else {"metavar": option.metavar}
-        parser.add_argument(option.flag, **words)
+        parser.add_argument(option.flag, **option.words())
     parser.set_defaults(run=run)
 
 

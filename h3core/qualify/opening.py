@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from h3core import __version__
+from h3core.qualify import manifest
 from h3core.qualify.options import OPTIONS, Setting, Settings, check_for_tier, resolve, worlds_for
 from h3core.qualify.preflight import masked
 from h3core.qualify.refusals import refuse
@@ -53,6 +54,8 @@ def plan_of(config: pytest.Config, expression: str, environ: Mapping[str, str]) 
     if tier is not None:
         check_for_tier(settings, tier)
     worlds = worlds_for(settings, device, torch.cuda.device_count() if device == "cuda" else 0)
+    if tier is not None and not any(row.tier == tier.name for row in manifest.MANIFEST):
+        raise pytest.UsageError(f"-m {expression}: the {tier.name} tier has no checks in h3core {__version__}")
     folder = settings["report_dir"].value or (None if tier is None else DEFAULT_FOLDER)
     return Plan(
         settings=settings,

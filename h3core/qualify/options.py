@@ -44,6 +44,11 @@ class Option:
         """Name in `Settings`."""
         return self.flag.removeprefix("--").replace("-", "_")
 
+    def words(self) -> dict[str, Any]:
+        """How argparse, and pytest's parser with it, is told of this option."""
+        kind = {"action": "store_const", "const": "1"} if self.metavar is None else {"metavar": self.metavar}
+        return {"default": None, "help": f"{self.help} (or {self.variable})", **kind}
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

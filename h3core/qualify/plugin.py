@@ -38,9 +38,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     """Add h3core's options; an older report does not outlive a command line that pytest is about to refuse."""
     group = parser.getgroup("h3core", "MiniMax-H3 over several ranks")
     for option in OPTIONS:
-        words: dict[str, Any] = {"default": None, "help": f"{option.help} (or {option.variable})"}
-        words |= {"action": "store_const", "const": "1"} if option.metavar is None else {"metavar": option.metavar}
-        group.addoption(option.flag, **words)
+        group.addoption(option.flag, **option.words())
     config = pluginmanager.get_plugin("pytestconfig")
     if config is not None:
         arguments, folder = config.invocation_params.args, config.invocation_params.dir

@@ -207,7 +207,7 @@ def read(
     environ: Mapping[str, str] | None = None,
     shm: tuple[int, int] | Callable[[Path], os.statvfs_result] = (504 * GIB, 504 * GIB),
     outputs: Mapping[str, str] | None = None,
-    home: Path = Path("/root"),
+    home: Path = Path("/home/user"),
 ) -> Box:
     """The box below `root` (see `healthy_root`); torch counts what NVML lists, where `devices` does not say."""
     answers = recording(nvml) if isinstance(nvml, str) else nvml

@@ -33,7 +33,7 @@ def test_only_what_is_on_the_list_is_held() -> None:
         "TORCHELASTIC_RUN_ID": "7",
     }
     left_out = {
-        "HOME": "/root",
+        "HOME": "/home/user",
         "PATH": "/usr/bin",
         "RUNPOD_POD_ID": "abc",
         "PYTHONPATH": "/src",

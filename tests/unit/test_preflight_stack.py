@@ -193,7 +193,7 @@ def test_two_nccls_at_once_are_a_warning(tmp_path: Path) -> None:
     [
         ({}, "ok", "none is set"),
         ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/log"}, "ok", "NCCL_DEBUG=INFO, NCCL_DEBUG_FILE=/tmp/log"),
-        ({"NCCL_P2P_DISABLE": "1", "HOME": "/root"}, "warning", "NCCL_P2P_DISABLE=1"),
+        ({"NCCL_P2P_DISABLE": "1", "HOME": "/home/user"}, "warning", "NCCL_P2P_DISABLE=1"),
         ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, "ok", "none is set"),
         ({"NCCL_API_KEY": "x"}, "ok", "none is set"),
     ],
@@ -213,7 +213,7 @@ def test_a_conf_file_is_parsed_as_nccl_parses_it() -> None:
 
 def test_no_conf_file_is_well_and_the_places_are_named(root: Path) -> None:
     found = finding(read(root), "NCCL files")
-    assert (found.state, found.got) == ("ok", "no /root/.nccl.conf; no /etc/nccl.conf")
+    assert (found.state, found.got) == ("ok", "no /home/user/.nccl.conf; no /etc/nccl.conf")
 
 
 def test_settings_that_no_variable_shows_are_listed_without_secrets(root: Path) -> None:
@@ -227,19 +227,19 @@ def test_settings_that_no_variable_shows_are_listed_without_secrets(root: Path) 
 
 
 def test_the_first_to_set_a_name_wins(root: Path) -> None:
-    (root / "root").mkdir()
-    (root / "root/.nccl.conf").write_text("NCCL_ALGO=Ring\nNCCL_P2P_LEVEL=PHB\n")
+    (root / "home/user").mkdir(parents=True)
+    (root / "home/user/.nccl.conf").write_text("NCCL_ALGO=Ring\nNCCL_P2P_LEVEL=PHB\n")
     (root / "etc/nccl.conf").write_text("NCCL_P2P_LEVEL=SYS\n")
     got = finding(read(root, environ={"NCCL_ALGO": "Tree"}), "NCCL files").got
     assert got == (
-        "NCCL_ALGO=Ring in /root/.nccl.conf (another value wins); NCCL_P2P_LEVEL=PHB in /root/.nccl.conf; "
+        "NCCL_ALGO=Ring in /home/user/.nccl.conf (another value wins); NCCL_P2P_LEVEL=PHB in /home/user/.nccl.conf; "
         "NCCL_P2P_LEVEL=SYS in /etc/nccl.conf (another value wins)"
     )
 
 
 def test_a_named_conf_file_replaces_the_one_at_home(root: Path) -> None:
-    (root / "root").mkdir()
-    (root / "root/.nccl.conf").write_text("NCCL_ALGO=Ring\n")
+    (root / "home/user").mkdir(parents=True)
+    (root / "home/user/.nccl.conf").write_text("NCCL_ALGO=Ring\n")
     (root / "opt").mkdir()
     (root / "opt/nccl.conf").write_text("NCCL_PROTO=Simple\n")
     found = finding(read(root, environ={"NCCL_CONF_FILE": "/opt/nccl.conf"}), "NCCL files")

@@ -106,10 +106,13 @@ def test_without_a_tier_a_check_that_owes_evidence_fails_without_it(suite):
     assert "passed with too little evidence: 1 comparisons, 2 owed" in result.stdout
 
 
-def test_a_tier_without_checks_is_incomplete_and_never_green(suite):
+def test_a_tier_without_gpus_or_without_checks_is_refused(suite):
     result = suite.run("-m", "nccl", H3_WORLD_SIZE="2")
     assert result.returncode == 4
     assert "0 GPUs are visible" in result.stderr
+    result = suite.run("-m", "nccl", "--world=2", "--share-gpus")
+    assert result.returncode == 4
+    assert "the nccl tier has no checks in h3core" in result.stderr
 
 
 def test_an_unknown_variable_is_named(suite):
